@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "ambient.h"
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/GradMode.h>
+
+#if defined(__SSE__)
+#include <xmmintrin.h>
+#endif
+
+namespace tfg {
+
+namespace {
+
+using at::Float32Backend;
+using at::Float32Op;
+
+constexpr int precision_bits = 3;
+struct PrecisionSwitch {
+    Float32Backend backend;
+    Float32Op op;
+};
+constexpr PrecisionSwitch precision_switches[] = {
+    {Float32Backend::GENERIC, Float32Op::ALL},   {Float32Backend::MKLDNN, Float32Op::ALL}, {Float32Backend::MKLDNN, Float32Op::MATMUL},
+    {Float32Backend::MKLDNN, Float32Op::CONV}, {Float32Backend::MKLDNN, Float32Op::RNN},
+};
+enum Switch { GRAD, DETERMINISTIC, WARN_ONLY, FILL_UNINITIALISED, MKLDNN, MKLDNN_DETERMINISTIC, NNPACK, N_SWITCHES };
+
+uint32_t float_control_now() {
+#if defined(__SSE__)
+    return _mm_getcsr() & ~0x3fu; // without the sticky exception bits
+#else
+    return 0;
+#endif
+}
+
+void set_float_control(uint32_t control) {
+#if defined(__SSE__)
+    _mm_setcsr(control);
+#endif
+    (void)control;
+}
+
+void apply(const Ambient &wanted, const Ambient &now) {
+    auto &context = at::globalContext();
+    const auto is_on = [&](Switch bit) { return (wanted.switches >> bit & 1) != 0; };
+    c10::GradMode::set_enabled(is_on(GRAD));
+    if ((wanted.switches ^ now.switches) & ~uint64_t{1}) {
+        context.setDeterministicAlgorithms(is_on(DETERMINISTIC), is_on(WARN_ONLY));
+        context.setDeterministicFillUninitializedMemory(is_on(FILL_UNINITIALISED));
+        context.setUserEnabledMkldnn(is_on(MKLDNN));
+        context.setDeterministicMkldnn(is_on(MKLDNN_DETERMINISTIC));
+        context.setUserEnabledNNPACK(is_on(NNPACK));
+        int shift = N_SWITCHES;
+        for (const auto &each : precision_switches) {
+            const auto code = wanted.switches >> shift & ((1 << precision_bits) - 1);
+            context.setFloat32Precision(each.backend, each.op, static_cast<at::Float32Precision>(code));
+            shift += precision_bits;
+        }
+    }
+    if (wanted.n_threads != now.n_threads) at::set_num_threads(wanted.n_threads);
+    if (wanted.float_control != now.float_control) set_float_control(wanted.float_control);
+    if (wanted.default_dtype != now.default_dtype) c10::set_default_dtype(c10::scalarTypeToTypeMeta(wanted.default_dtype));
+}
+
+} // namespace
+
+Ambient ambient_now() {
+    const auto &context = at::globalContext();
+    const bool bits[N_SWITCHES] = {c10::GradMode::is_enabled(),
+                                   context.deterministicAlgorithms(),
+                                   context.deterministicAlgorithmsWarnOnly(),
+                                   context.deterministicFillUninitializedMemory(),
+                                   context.userEnabledMkldnn(),
+                                   context.deterministicMkldnn(),
+                                   context.userEnabledNNPACK()};
+    Ambient ambient;
+    for (int bit = 0; bit < N_SWITCHES; ++bit) ambient.switches |= uint64_t{bits[bit]} << bit;
+    int shift = N_SWITCHES;
+    for (const auto &each : precision_switches) {
+        ambient.switches |= static_cast<uint64_t>(context.float32Precision(each.backend, each.op)) << shift;
+        shift += precision_bits;
+    }
+    ambient.n_threads = at::get_num_threads();
+    ambient.float_control = float_control_now();
+    ambient.default_dtype = c10::get_default_dtype_as_scalartype();
+    return ambient;
+}
+
+RestoreAmbient::RestoreAmbient(const Ambient &wanted) : own_(ambient_now()), is_changed_(!(own_ == wanted)) {
+    if (is_changed_) apply(wanted, own_);
+}
+
+RestoreAmbient::~RestoreAmbient() {
+    if (is_changed_) apply(own_, ambient_now());
+}
+
+} // namespace tfg

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// handles: what autograd holds in place of a saved tensor.
+//
+//   Handle  (tape, value, geometry, version) where the storage has a producer on the tape; unpack serves or replays it
+//   Kept    the tensor itself, as autograd would keep it: detached if it has a grad_fn; passed through an outer pair of hooks
+//
+// Both make core's own version check first, which hooks switch off for everything packed. When autograd is done, the object
+// dies, and with it its claim on the bytes.
+#pragma once
+
+#include <Python.h>
+
+#include "compat.h"
+#include "tape.h"
+
+namespace tfg {
+
+void install_handles(); // once, at import: the two types, the two hook functions
+void push_our_hooks();
+
+// The version of a saved tensor, and the words that core uses when it has moved.
+struct SavedVersion {
+    c10::VariableVersion counter;
+    uint32_t saved = 0;
+    uint32_t output_nr = 0;
+    WeakNode node;
+
+    explicit SavedVersion(const at::Tensor &tensor);
+    void check(const std::string &what) const; // throws c10::Error
+};
+
+} // namespace tfg

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "module.h"
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "core/interval.h"
+#include "cpu_allocator.h"
+#include "error.h"
+#include "handles.h"
+#include "recorder.h"
+
+namespace py = pybind11;
+
+namespace tfg {
+
+namespace {
+
+bool is_enabled = true;
+PyObject *error = nullptr;
+
+struct PyTape {
+    std::shared_ptr<Tape> tape = Tape::make();
+    void close() const {
+        Graveyard dead;
+        std::lock_guard<std::mutex> lock(tape->mutex);
+        if (tape->is_closed) return;
+        tape->is_closed = true;
+        tape->prune(dead);
+    }
+};
+
+// One region around function(*args, **kwargs). The result, or nullptr with Python's error set.
+PyObject *call_in_region(const std::shared_ptr<Tape> &on, bool is_own_tape, int64_t key, PyObject *function, PyObject *args,
+                         PyObject *kwargs) {
+    Region region(on, key, is_own_tape);
+    PyObject *result = PyObject_Call(function, args, kwargs);
+    if (result) {
+        try {
+            region.let_go();
+        } catch (...) {
+            Py_DECREF(result);
+            throw;
+        }
+    }
+    return result;
+}
+
+// run(tape or None, key, function, args, kwargs)
+PyObject *run(PyObject *, PyObject *const *given, Py_ssize_t n_given) {
+    HANDLE_TH_ERRORS
+    TORCH_CHECK_TYPE(n_given == 5, "run(tape, key, function, args, kwargs) takes 5 arguments, got ", n_given);
+    PyObject *function = given[2], *args = given[3], *kwargs = given[4];
+    if (!is_enabled || !can_record()) return PyObject_Call(function, args, kwargs);
+    const int64_t key = PyLong_AsLongLong(given[1]);
+    if (key == -1 && PyErr_Occurred()) return nullptr;
+    try {
+        if (Region *outer = current_region()) return call_in_region(outer->tape, false, key, function, args, kwargs);
+        if (given[0] == Py_None) return call_in_region(Tape::make(), true, key, function, args, kwargs);
+        const auto &segment = py::handle(given[0]).cast<PyTape &>().tape;
+        TORCH_CHECK_VALUE(!segment->is_closed, "this tape is closed");
+        return call_in_region(segment, false, key, function, args, kwargs);
+    } catch (const Error &failure) {
+        PyErr_SetString(error, failure.what());
+        return nullptr;
+    }
+    END_HANDLE_TH_ERRORS
+}
+
+py::dict stats_dict(int64_t key) {
+    const Stats &stats = stats_of(key);
+    py::dict why, out;
+    for (size_t i = 1; i < stats.kept_why.size(); ++i)
+        if (const int64_t bytes = stats.kept_why[i].load()) why[why_words(static_cast<Why>(i))] = bytes;
+    out["label"] = stats.label;
+    out["regions"] = stats.regions.load();
+    out["ops_taped"] = stats.ops_taped.load();
+    out["ops_replayed"] = stats.ops_replayed.load();
+    out["saved_bytes"] = stats.saved_bytes.load();
+    out["kept_bytes"] = stats.kept_bytes.load();
+    out["dropped_bytes"] = stats.dropped_bytes.load();
+    out["replay_ns"] = stats.replay_ns.load();
+    out["kept_why"] = why;
+    return out;
+}
+
+void reset_stats(int64_t key) {
+    Stats &stats = stats_of(key);
+    for (auto *number : {&stats.regions, &stats.ops_taped, &stats.ops_replayed, &stats.saved_bytes, &stats.kept_bytes,
+                         &stats.dropped_bytes, &stats.replay_ns, &stats.unproven})
+        *number = 0;
+    for (auto &number : stats.kept_why) number = 0;
+}
+
+int64_t dynamic_interval(int64_t total_layers, int64_t seq_len, int64_t low, int64_t high, int64_t n_blocks) {
+    int64_t interval = 0;
+    tfg_error words = {};
+    if (tfg_interval_dynamic(total_layers, seq_len, low, high, n_blocks, &interval, &words) != TFG_OK)
+        throw py::value_error(words.text);
+    return interval;
+}
+
+// Says by hand that a tensor was written by something tfg can not see.
+void mutated(const at::Tensor &tensor) {
+    if (c10::StorageImpl *storage = plain_storage(tensor)) storage->mutable_data();
+}
+
+PyMethodDef run_method = {"run", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&run)), METH_FASTCALL,
+                          "run(tape or None, key, function, args, kwargs): one region"};
+
+void add_memory(py::module_ &m) {
+    m.def("install_allocator", &install_cpu_allocator);
+    m.def("is_allocator_installed", &is_cpu_allocator_installed);
+    m.def("live_bytes", &cpu_live_bytes);
+    m.def("peak_bytes", &cpu_peak_bytes);
+    m.def("reset_peak", &reset_cpu_peak);
+    m.def("set_limit", &set_cpu_limit);
+}
+
+void add_tape(py::module_ &m) {
+    py::class_<PyTape>(m, "Tape")
+        .def(py::init<>())
+        .def("close", &PyTape::close)
+        .def_property_readonly("n_ops", [](const PyTape &self) { return self.tape->look().n_ops; })
+        .def_property_readonly("n_handles", [](const PyTape &self) { return self.tape->n_handles; })
+        .def("check", [](const PyTape &self) {
+            tfg_error words = {};
+            std::lock_guard<std::mutex> lock(self.tape->mutex);
+            check(tfg_tape_check(self.tape->core, &words), &words);
+        });
+}
+
+} // namespace
+
+PyObject *error_class() { return error; }
+
+PYBIND11_MODULE(_C, m) {
+    error = PyErr_NewExceptionWithDoc("tfg.Error", "What tfg itself refuses, or finds wrong.", PyExc_RuntimeError, nullptr);
+    m.add_object("Error", py::handle(error));
+    py::register_exception_translator([](std::exception_ptr pointer) {
+        try {
+            if (pointer) std::rethrow_exception(pointer);
+        } catch (const Error &failure) {
+            PyErr_SetString(error, failure.what());
+        }
+    });
+    install_recorder();
+    install_handles();
+    PyObject *run_function = PyCFunction_New(&run_method, nullptr);
+    m.add_object("run", py::reinterpret_steal<py::object>(run_function));
+    m.def("new_key", &new_key);
+    m.def("stats", &stats_dict);
+    m.def("reset_stats", &reset_stats);
+    m.def("in_region", [] { return current_region() != nullptr; });
+    m.def("mutated", &mutated);
+    m.def("set_enabled", [](bool enabled) { is_enabled = enabled; });
+    m.def("set_stress", [](bool drop, bool verify) { stress() = {drop, verify}; });
+    m.def("dynamic_interval", &dynamic_interval);
+    m.attr("BUILT_TORCH") = TFG_BUILT_TORCH;
+    add_memory(m);
+    add_tape(m);
+}
+
+} // namespace tfg

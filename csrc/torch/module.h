@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// module: the names of tfg._C. Registration only.
+#pragma once
+
+#include <Python.h>
+
+namespace tfg {
+PyObject *error_class(); // tfg.Error, a RuntimeError
+}

@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "replay.h"
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <chrono>
+
+#include "error.h"
+
+namespace tfg {
+
+namespace {
+
+using torch::jit::Stack;
+
+// Everything at or above the recorder's key: autograd, autocast, modes, functorch.
+c10::DispatchKeySet above_kernels() {
+    return c10::DispatchKeySet(c10::DispatchKeySet::FULL) -
+           c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::Fake);
+}
+
+class Replay {
+  public:
+    Replay(const std::shared_ptr<Tape> &tape, int32_t wanted) : tape_(*tape), wanted_(wanted) {}
+
+    StoragePtr run() {
+        std::unique_lock<std::mutex> lock(tape_.mutex);
+        if (StoragePtr live = tape_.source(wanted_)) return live;
+        plan();
+        for (size_t step = 0; step < ops_.size(); ++step) run_op(lock, ops_[step]);
+        StoragePtr result = private_.at(wanted_);
+        bring_back(wanted_, result);
+        return result;
+    }
+
+    int64_t n_ops() const { return static_cast<int64_t>(ops_.size()); }
+    Graveyard dead; // dies without the lock
+
+  private:
+    void plan() {
+        tfg_error words = {};
+        const auto is_live = [](void *tape, int32_t value) { return static_cast<Tape *>(tape)->is_live(value); };
+        const tfg_status status = tfg_closure_find(tape_.closure, tape_.core, &wanted_, 1, is_live, &tape_, &words);
+        if (status == TFG_ERR_UNREACHABLE)
+            throw Error(std::string("tfg: a saved tensor was let go and can not be made again, since a tensor from outside the region "
+                                    "that its replay needs (a buffer, mask or bias that autograd itself did not save) was changed after "
+                                    "the forward: ") +
+                        words.text + ". Change it after backward, or pass a copy into the region.");
+        check(status, &words);
+        int32_t n = 0;
+        const int32_t *ops = tfg_closure_ops(tape_.closure, &n);
+        ops_.assign(ops, ops + n);
+        const auto view = tape_.look();
+        for (const int32_t op : ops_)
+            for (int32_t i = 0; i < view.ops[op].n_reads; ++i) n_readers_[view.refs[view.ops[op].first_ref + i]] += 1;
+    }
+
+    bool is_wanted_back(int32_t value) const {
+        const auto view = tape_.look();
+        const tfg_value &v = view.values[value];
+        return value == wanted_ || (v.n_handles > 0 && view.storages[v.storage].current == value &&
+                                    !tape_.slots[static_cast<size_t>(v.storage)].live());
+    }
+
+    StoragePtr storage_for(int32_t value) const {
+        auto it = private_.find(value);
+        if (it != private_.end()) return it->second;
+        if (StoragePtr live = tape_.source(value)) return live;
+        const tfg_value &v = tape_.look().values[value];
+        throw Error("tfg: storage " + std::to_string(v.storage) + ", needed for a replay, " +
+                    (v.producer == TFG_NONE ? "came from outside the region and was changed or freed after the forward"
+                                            : "was changed after the forward by a write that was not recorded"));
+    }
+
+    at::Tensor build(const TensorRef &ref) {
+        if (ref.is_undefined || ref.value == TFG_NONE) return at::Tensor();
+        auto it = for_writing_.find(ref.value);
+        const StoragePtr storage = it != for_writing_.end() ? it->second : storage_for(ref.value);
+        const int64_t *dims = tape_.dims.data() + ref.first_dim;
+        const auto n = static_cast<size_t>(ref.n_dims);
+        return tensor_from(storage, {dims, n}, {dims + n, n}, ref.offset_elems, ref.dtype);
+    }
+
+    // In-place operators get storages of their own: the value's private one where nobody else wants it, else a copy.
+    void prepare_writes(const tfg_op &op, int32_t op_index) {
+        const auto view = tape_.look();
+        for_writing_.clear();
+        for (int32_t i = 0; i < op.n_writes; ++i) {
+            const int32_t written = view.refs[op.first_ref + op.n_reads + i];
+            const int32_t before = view.values[written].previous;
+            if (before == TFG_NONE || view.values[before].storage != view.values[written].storage) continue;
+            auto it = private_.find(before);
+            int32_t readers_here = 0;
+            for (int32_t r = 0; r < op.n_reads; ++r) readers_here += view.refs[op.first_ref + r] == before;
+            const bool is_free = it != private_.end() && n_readers_[before] == readers_here && !is_wanted_back(before) &&
+                                 before != wanted_;
+            for_writing_[before] = is_free ? it->second : copy_storage(*storage_for(before));
+        }
+        (void)op_index;
+    }
+
+    void push_argument(const Argument &argument, Stack &stack) {
+        const size_t first = static_cast<size_t>(argument.first);
+        switch (argument.kind) {
+        case ArgumentKind::CONSTANT: {
+            const c10::IValue &constant = tape_.constants[first];
+            stack.push_back(constant.isList() ? constant.deepcopy() : constant);
+            return;
+        }
+        case ArgumentKind::TENSOR: {
+            const TensorRef &ref = tape_.tensors[first];
+            if (ref.value == TFG_NONE && !ref.is_undefined)
+                stack.emplace_back();
+            else
+                stack.emplace_back(build(ref));
+            return;
+        }
+        case ArgumentKind::TENSOR_LIST: {
+            c10::List<at::Tensor> list;
+            for (int32_t i = 0; i < argument.count; ++i) list.push_back(build(tape_.tensors[first + static_cast<size_t>(i)]));
+            stack.emplace_back(std::move(list));
+            return;
+        }
+        case ArgumentKind::OPTIONAL_TENSOR_LIST: {
+            c10::List<std::optional<at::Tensor>> list;
+            for (int32_t i = 0; i < argument.count; ++i) {
+                const TensorRef &ref = tape_.tensors[first + static_cast<size_t>(i)];
+                list.push_back(ref.value == TFG_NONE ? std::optional<at::Tensor>() : std::optional<at::Tensor>(build(ref)));
+            }
+            stack.emplace_back(std::move(list));
+            return;
+        }
+        }
+    }
+
+    void call(const Record &record, const RngState *rng, const Ambient &ambient, Stack &stack) {
+        c10::impl::ExcludeDispatchKeyGuard kernels_only(above_kernels());
+        RestoreAmbient as_before(ambient);
+        if (!rng) return record.op.callBoxed(stack);
+        if (record.rule->generator_argument >= 0) {
+            stack[static_cast<size_t>(record.rule->generator_argument)] = generator_with(*rng);
+            return record.op.callBoxed(stack);
+        }
+        BorrowDefaultGenerator borrowed(*rng);
+        record.op.callBoxed(stack);
+    }
+
+    void run_op(std::unique_lock<std::mutex> &lock, int32_t index) {
+        const Record record = tape_.records[static_cast<size_t>(index)];
+        const tfg_op op = tape_.look().ops[index];
+        prepare_writes(op, index);
+        Stack stack;
+        for (int32_t i = 0; i < record.n_arguments; ++i)
+            push_argument(tape_.arguments[static_cast<size_t>(record.first_argument + i)], stack);
+        const RngState *rng = record.rng == TFG_NONE ? nullptr : tape_.rngs[static_cast<size_t>(record.rng)].get();
+        const Ambient ambient = tape_.ambients[static_cast<size_t>(record.ambient)];
+        lock.unlock();
+        call(record, rng, ambient, stack);
+        lock.lock();
+        take_results(record, op, stack);
+        stats_of(record.key).ops_replayed += 1;
+        lock.unlock();
+        stack.clear();
+        released_.clear();
+        lock.lock();
+    }
+
+    void take_results(const Record &record, const tfg_op &op, Stack &stack) {
+        const auto view = tape_.look();
+        for (int32_t i = 0; i < op.n_writes; ++i) {
+            const int32_t written = view.refs[op.first_ref + op.n_reads + i];
+            auto it = for_writing_.find(view.values[written].previous);
+            if (view.values[written].previous != TFG_NONE && it != for_writing_.end()) adopt(record, written, it->second);
+        }
+        for (size_t i = 0; i < stack.size(); ++i) {
+            const int32_t value = tape_.outputs[static_cast<size_t>(record.first_output) + i];
+            if (value == TFG_NONE || !stack[i].isTensor()) continue;
+            adopt(record, value, stack[i].toTensor().storage().getWeakStorageImpl().lock());
+        }
+        for_writing_.clear();
+        for (int32_t i = 0; i < op.n_reads; ++i) release_reader(view.refs[op.first_ref + i]);
+    }
+
+    void adopt(const Record &record, int32_t value, const StoragePtr &storage) {
+        prove(record, value, *storage);
+        private_[value] = storage;
+        if (value != wanted_ && is_wanted_back(value)) bring_back(value, storage);
+        if (value != wanted_ && n_readers_[value] == 0) forget(value);
+    }
+
+    void release_reader(int32_t value) {
+        if (--n_readers_[value] == 0 && value != wanted_) forget(value);
+    }
+
+    void forget(int32_t value) {
+        auto it = private_.find(value);
+        if (it == private_.end()) return;
+        released_.push_back(std::move(it->second));
+        private_.erase(it);
+    }
+
+    void prove(const Record &record, int32_t value, const c10::StorageImpl &storage) {
+        auto it = tape_.fingerprints.find(value);
+        if (it == tape_.fingerprints.end()) return;
+        if (fingerprint_of(storage) == it->second) return believe(record.site, Belief::PROVEN);
+        believe(record.site, Belief::DISTRUSTED);
+        throw Error("tfg: replaying " + record.rule_name() + " in " + stats_of(record.key).label +
+                    " did not give the bits of the forward: it is not a function of its recorded inputs. Its results are kept from now "
+                    "on; this backward is not valid, run the step again.");
+    }
+
+    void bring_back(int32_t value, const StoragePtr &storage) {
+        const tfg_value &v = tape_.look().values[value];
+        Slot &slot = tape_.slots[static_cast<size_t>(v.storage)];
+        if (v.n_handles == 0 || tape_.look().storages[v.storage].current != value || slot.live()) return;
+        slot.strong = storage;
+        slot.weak = WeakStorage(storage);
+        tape_.put_back.push_back(v.storage);
+    }
+
+    Tape &tape_;
+    int32_t wanted_;
+    std::vector<int32_t> ops_;
+    ska::flat_hash_map<int32_t, StoragePtr> private_, for_writing_;
+    ska::flat_hash_map<int32_t, int32_t> n_readers_;
+    Graveyard released_;
+};
+
+// With a fixed interval, what a retained backward brought back is dropped again when its graph task ends.
+void drop_at_end_of_backward(const std::shared_ptr<Tape> &tape) {
+    const int64_t task = torch::autograd::get_current_graph_task_id();
+    if (task < 0) return;
+    {
+        std::lock_guard<std::mutex> lock(tape->mutex);
+        if (tape->graph_task == task) return;
+        tape->graph_task = task;
+    }
+    torch::autograd::Engine::get_default_engine().queue_callback([weak = std::weak_ptr<Tape>(tape)] {
+        Graveyard dead;
+        if (std::shared_ptr<Tape> still = weak.lock()) {
+            std::lock_guard<std::mutex> lock(still->mutex);
+            still->drop_put_back(dead);
+        }
+    });
+}
+
+} // namespace
+
+StoragePtr materialise(const std::shared_ptr<Tape> &tape, int32_t value) {
+    const auto start = std::chrono::steady_clock::now();
+    StoragePtr result;
+    int64_t key;
+    {
+        Replay replay(tape, value);
+        result = replay.run();
+        std::lock_guard<std::mutex> lock(tape->mutex);
+        const int32_t producer = tape->look().values[value].producer;
+        key = tape->records[static_cast<size_t>(producer)].key;
+    }
+    const auto took = std::chrono::steady_clock::now() - start;
+    stats_of(key).replay_ns += std::chrono::duration_cast<std::chrono::nanoseconds>(took).count();
+    drop_at_end_of_backward(tape);
+    return result;
+}
+
+} // namespace tfg

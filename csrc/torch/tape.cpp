@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "tape.h"
+
+#include <cstdlib>
+
+#include "error.h"
+
+namespace tfg {
+
+namespace {
+
+void *resize_host(void *, void *block, size_t, size_t new_bytes) {
+    if (new_bytes) return std::realloc(block, new_bytes);
+    std::free(block);
+    return nullptr;
+}
+constexpr tfg_allocator host_allocator = {&resize_host, nullptr};
+
+} // namespace
+
+namespace {
+
+// Cleared tapes wait here with their memory. Never destroyed: handles may outlive static destructors.
+struct Pool {
+    std::mutex mutex;
+    std::vector<Tape *> warm;
+};
+Pool &pool() {
+    static auto *instance = new Pool;
+    return *instance;
+}
+constexpr size_t pool_tapes = 64;
+
+} // namespace
+
+void Tape::recycle(Tape *tape) {
+    {
+        Graveyard dead;
+        tape->clear(dead);
+    }
+    tape->is_closed = false;
+    {
+        std::lock_guard<std::mutex> lock(pool().mutex);
+        if (pool().warm.size() < pool_tapes) {
+            pool().warm.push_back(tape);
+            return;
+        }
+    }
+    delete tape;
+}
+
+std::shared_ptr<Tape> Tape::make() {
+    Tape *tape = nullptr;
+    {
+        std::lock_guard<std::mutex> lock(pool().mutex);
+        if (!pool().warm.empty()) {
+            tape = pool().warm.back();
+            pool().warm.pop_back();
+        }
+    }
+    return std::shared_ptr<Tape>(tape ? tape : new Tape, &Tape::recycle);
+}
+
+Tape::Tape() {
+    check(tfg_tape_create(&host_allocator, &core));
+    check(tfg_closure_create(&host_allocator, &closure));
+}
+
+Tape::~Tape() {
+    tfg_closure_destroy(closure);
+    tfg_tape_destroy(core);
+}
+
+tfg_tape_view Tape::look() const {
+    tfg_tape_view view;
+    tfg_tape_look(core, &view);
+    return view;
+}
+
+int32_t Tape::find(c10::StorageImpl *storage) const {
+    auto it = by_storage.find(storage);
+    return it == by_storage.end() ? TFG_NONE : it->second;
+}
+
+// The weak reference in the slot keeps the address from being used again, so a hit is the same storage.
+static int32_t add_slot(Tape &tape, c10::StorageImpl *storage, uint32_t flags) {
+    int32_t id;
+    check(tfg_tape_add_storage(tape.core, static_cast<int64_t>(storage->nbytes()), flags, &id));
+    StoragePtr pointer = StoragePtr::reclaim_copy(storage);
+    Slot slot{WeakStorage(pointer)};
+    slot.watch = watch(pointer);
+    slot.accesses_seen = slot.watch->n_accesses.load();
+    tape.slots.push_back(std::move(slot));
+    tape.by_storage[storage] = id;
+    return id;
+}
+
+int32_t Tape::add_fresh(c10::StorageImpl *storage) { return add_slot(*this, storage, 0); }
+
+int32_t Tape::find_or_add_external(const at::Tensor &tensor, c10::StorageImpl *storage) {
+    int32_t id = find(storage);
+    if (id != TFG_NONE) {
+        notice_foreign_writes(id);
+        return id;
+    }
+    // Memory that torch's allocator did not hand out can change without a trace. A parameter is trusted to its version.
+    const bool is_parameter = tensor.requires_grad() && tensor.is_leaf();
+    const bool is_torchs = storage->allocator() != nullptr || storage->nbytes() == 0;
+    const uint32_t opaque = is_parameter || is_torchs ? 0 : static_cast<uint32_t>(TFG_STORAGE_OPAQUE);
+    id = add_slot(*this, storage, TFG_STORAGE_EXTERNAL | opaque);
+    Slot &slot = slots.back();
+    slot.strong = slot.weak.lock();
+    slot.is_parameter = is_parameter;
+    if (!tensor.is_inference()) {
+        slot.version = tensor.unsafeGetTensorImpl()->version_counter();
+        slot.version_seen = slot.version.current_version();
+    }
+    return id;
+}
+
+void Tape::notice_foreign_writes(int32_t id) {
+    Slot &slot = slots[static_cast<size_t>(id)];
+    const uint32_t now = slot.watch->n_accesses.load();
+    if (now == slot.accesses_seen) return;
+    slot.accesses_seen = now;
+    check(tfg_tape_foreign_write(core, id, /*is_opaque=*/true));
+}
+
+TensorRef Tape::reference(const at::Tensor &tensor, int32_t value) {
+    TensorRef ref;
+    ref.value = value;
+    ref.first_dim = static_cast<int32_t>(dims.size());
+    ref.n_dims = static_cast<int32_t>(tensor.dim());
+    ref.dtype = tensor.scalar_type();
+    ref.offset_elems = tensor.storage_offset();
+    const auto sizes = tensor.sizes(), strides = tensor.strides();
+    dims.insert(dims.end(), sizes.begin(), sizes.end());
+    dims.insert(dims.end(), strides.begin(), strides.end());
+    return ref;
+}
+
+StoragePtr Tape::source(int32_t value) const {
+    const auto view = look();
+    const tfg_value &v = view.values[value];
+    const tfg_storage &storage = view.storages[v.storage];
+    const Slot &slot = slots[static_cast<size_t>(v.storage)];
+    if (auto copy = copies.find(value); copy != copies.end()) return copy->second;
+    if (storage.current != value) return nullptr;
+    StoragePtr live = slot.live();
+    if (!live || live->nbytes() != static_cast<size_t>(storage.size_bytes)) return nullptr;
+    const bool is_external = (storage.flags & TFG_STORAGE_EXTERNAL) != 0;
+    const uint32_t accesses = slot.watch->n_accesses.load();
+    bool is_same = accesses == slot.accesses_seen;
+    if (is_external && !slot.watch->can_see && slot.version.enabled()) is_same = slot.version.current_version() == slot.version_seen;
+    if (!is_same) {
+        const auto before = slot.watch->before(slot.accesses_seen);
+        is_same = before && *before == fingerprint_of(*live);
+    }
+    return is_same ? live : nullptr;
+}
+
+bool Tape::is_live(int32_t value) const { return source(value) != nullptr; }
+
+// ------------------------------------------------------------------------------------------------------------- letting go
+
+void Tape::drop_slot(int32_t id, Graveyard &dead) {
+    Slot &slot = slots[static_cast<size_t>(id)];
+    if (slot.strong && tfg_keep_is_droppable(core, id)) dead.push_back(std::move(slot.strong));
+}
+
+// Small externals are put aside before anything is dropped that leans on them: counters, masks and scales change often.
+static void put_aside_small_externals(Tape &tape) {
+    const auto view = tape.look();
+    for (int32_t id = 0; id < view.n_storages; ++id) {
+        const tfg_storage &storage = view.storages[id];
+        Slot &slot = tape.slots[static_cast<size_t>(id)];
+        if (!(storage.flags & TFG_STORAGE_EXTERNAL) || (storage.flags & TFG_STORAGE_OPAQUE) || storage.current == TFG_NONE) continue;
+        slot.is_relied_on = true;
+        if (storage.size_bytes > Tape::put_aside_bytes || slot.is_parameter || tape.copies.count(storage.current) || !slot.strong)
+            continue;
+        tape.copies[storage.current] = copy_storage(*slot.strong);
+    }
+}
+
+// First sight: bytes that are not what the producer left were written by someone unseen.
+static void compare_fingerprints(Tape &tape) {
+    for (auto it = tape.fingerprints.begin(); it != tape.fingerprints.end(); ++it) {
+        const auto view = tape.look();
+        const tfg_value &value = view.values[it->first];
+        const tfg_storage &storage = view.storages[value.storage];
+        Slot &slot = tape.slots[static_cast<size_t>(value.storage)];
+        if (storage.current != it->first || (storage.flags & TFG_STORAGE_OPAQUE)) continue;
+        StoragePtr live = slot.live();
+        if (live && fingerprint_of(*live) != it->second) check(tfg_tape_foreign_write(tape.core, value.storage, true));
+    }
+}
+
+void Tape::settle(int32_t first_op, int64_t key, Graveyard &dead) {
+    Stats &stats = stats_of(key);
+    for (size_t id = 0; id < slots.size(); ++id) notice_foreign_writes(static_cast<int32_t>(id));
+    compare_fingerprints(*this);
+    check(tfg_keep_settle(core, first_op));
+    bool is_any_droppable = false;
+    for (const int32_t id : held_since) is_any_droppable |= tfg_keep_is_droppable(core, id);
+    if (is_any_droppable) put_aside_small_externals(*this);
+    for (const int32_t id : held_since) {
+        const auto view = look();
+        const int64_t size_bytes = view.storages[id].size_bytes;
+        if (!slots[static_cast<size_t>(id)].strong) continue;
+        drop_slot(id, dead);
+        if (!slots[static_cast<size_t>(id)].strong) {
+            stats.dropped_bytes += size_bytes;
+        } else {
+            stats.kept_bytes += size_bytes;
+            const int32_t producer = view.storages[id].current == TFG_NONE ? TFG_NONE : view.values[view.storages[id].current].producer;
+            Why why = producer == TFG_NONE ? Why::OUTSIDE_CHANGED : records[static_cast<size_t>(producer)].why;
+            if (why == Why::NONE) why = Why::LOST_INPUT;
+            stats.kept_why[static_cast<size_t>(why)] += size_bytes;
+        }
+    }
+    held_since.clear();
+}
+
+void Tape::prune(Graveyard &dead) {
+    if (is_pruned) return;
+    is_pruned = true;
+    tfg_keep_prune(core);
+    const auto view = look();
+    for (int32_t id = 0; id < view.n_storages; ++id) {
+        Slot &slot = slots[static_cast<size_t>(id)];
+        bool is_needed = view.storages[id].n_handles > 0;
+        for (int32_t v = view.storages[id].current; v != TFG_NONE; v = view.values[v].previous) {
+            is_needed |= view.values[v].is_needed != 0;
+            auto copy = copies.find(v);
+            if (copy == copies.end() || (v == view.storages[id].current && view.storages[id].n_handles)) continue;
+            if (!view.values[v].is_needed) dead.push_back(std::move(copy->second)), copies.erase(copy);
+        }
+        const int32_t last = view.storages[id].current;
+        const bool is_put_aside = last != TFG_NONE && view.storages[id].n_handles == 0 && copies.count(last);
+        if (slot.strong && (!is_needed || is_put_aside)) dead.push_back(std::move(slot.strong));
+    }
+}
+
+void Tape::put_aside_relied(int32_t id) {
+    Slot &slot = slots[static_cast<size_t>(id)];
+    const int32_t current = look().storages[id].current;
+    if (current == TFG_NONE || copies.count(current)) return;
+    if (!slot.is_relied_on && look().values[current].state != TFG_VALUE_ROOT) return;
+    if (slot.live() && source(current)) copies[current] = copy_storage(*slot.live());
+}
+
+void Tape::drop_put_back(Graveyard &dead) {
+    for (const int32_t id : put_back) drop_slot(id, dead);
+    put_back.clear();
+    graph_task = -1;
+}
+
+void Tape::clear(Graveyard &dead) {
+    for (Slot &slot : slots) {
+        if (slot.strong) dead.push_back(std::move(slot.strong));
+    }
+    for (auto &[value, copy] : copies) dead.push_back(std::move(copy));
+    copies.clear();
+    tfg_tape_reset(core);
+    slots.clear(), records.clear(), arguments.clear(), tensors.clear(), dims.clear(), constants.clear(), outputs.clear();
+    rngs.clear(), ambients.clear(), by_storage.clear(), fingerprints.clear(), held_since.clear(), put_back.clear();
+    n_handles = 0;
+    is_pruned = false;
+    graph_task = -1;
+}
+
+void Tape::clear_if_idle(Graveyard &dead) {
+    if (n_handles == 0 && n_regions == 0 && !slots.empty()) clear(dead);
+}
+
+} // namespace tfg

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// tape: the C++ half of a tape. The core holds integers; here, at the same indices, are the storages and the boxed arguments.
+//
+//   core storage i  <->  slots[i]   who holds the bytes: strong (kept), weak (seen), copy (an old value put aside)
+//   core operator i <->  records[i] the operator's handle and where its arguments lie in the arenas below
+//
+// Arenas (constants, arguments, tensors, dims) are appended to and never shrink before the tape is cleared, so recording asks
+// for no memory once warm. Cleared tapes are kept for the next region.
+//
+// Ownership: handles own the tape; the tape owns storages, never a tensor with a graph behind it.
+// Threads: `mutex` guards everything. Under it, integers and references are moved, nothing is run, allocated on the device or
+// released: what is to be released is moved into a Graveyard, which dies after the lock.
+#pragma once
+
+#include <ATen/core/ivalue.h>
+#include <c10/util/flat_hash_map.h>
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "ambient.h"
+#include "core/closure.h"
+#include "core/keep.h"
+#include "core/tape.h"
+#include "proof.h"
+#include "rng.h"
+#include "rules.h"
+#include "stats.h"
+#include "watch.h"
+
+namespace tfg {
+
+using Graveyard = std::vector<StoragePtr>;
+
+struct TensorRef {
+    int32_t value = TFG_NONE; // TFG_NONE: an undefined tensor
+    int32_t first_dim = 0, n_dims = 0;
+    c10::ScalarType dtype = c10::ScalarType::Undefined;
+    bool is_undefined = false; // an undefined tensor, as against None
+    int64_t offset_elems = 0;
+};
+
+enum class ArgumentKind : uint8_t { CONSTANT, TENSOR, TENSOR_LIST, OPTIONAL_TENSOR_LIST };
+
+struct Argument {
+    ArgumentKind kind;
+    int32_t first; // constant's or tensor's index
+    int32_t count;
+};
+
+struct Record {
+    c10::OperatorHandle op;
+    const Rule *rule;
+    int64_t key;   // whose statistics
+    uint64_t site; // for the proof
+    int32_t first_argument, n_arguments;
+    int32_t first_output; // outputs[first_output + i]: the value that return i brings, or TFG_NONE
+    int32_t rng = TFG_NONE, ambient = TFG_NONE;
+    Why why;
+
+    std::string rule_name() const { return op.schema().name(); }
+};
+
+struct Slot {
+    StoragePtr strong;
+    WeakStorage weak;
+    WatchPtr watch;
+    uint32_t accesses_seen = 0;
+    c10::VariableVersion version; // externals only
+    uint32_t version_seen = 0;
+    bool is_garbage = false;  // some bytes were never written
+    bool is_parameter = false;
+    bool is_relied_on = false; // an external that settled values lean on
+
+    explicit Slot(WeakStorage w) : weak(std::move(w)) {}
+    StoragePtr live() const { return strong ? strong : weak.lock(); }
+};
+
+class Tape : public std::enable_shared_from_this<Tape> {
+  public:
+    static constexpr int64_t put_aside_bytes = 64 << 10; // small externals are put aside before anything leans on them
+    static std::shared_ptr<Tape> make();
+    ~Tape();
+    Tape(const Tape &) = delete;
+
+    // -- recording -------------------------------------------------------------------------------------
+    int32_t find(c10::StorageImpl *storage) const; // slot, or TFG_NONE
+    int32_t find_or_add_external(const at::Tensor &tensor, c10::StorageImpl *storage);
+    int32_t add_fresh(c10::StorageImpl *storage);
+    void notice_foreign_writes(int32_t slot); // compares the watch; a moved one makes the storage opaque
+    TensorRef reference(const at::Tensor &tensor, int32_t value);
+
+    // -- letting go ----------------------------------------------------------------------------------
+    void settle(int32_t first_op, int64_t key, Graveyard &dead); // settles, then drops what is droppable
+    void drop_slot(int32_t slot, Graveyard &dead);
+    void prune(Graveyard &dead);
+    void clear(Graveyard &dead);
+    void clear_if_idle(Graveyard &dead);
+    void put_aside_relied(int32_t slot); // before a recorded write to an external that settled values lean on
+    void drop_put_back(Graveyard &dead);
+
+    // -- asking -------------------------------------------------------------------------------------------------------
+    tfg_tape_view look() const;
+    bool is_live(int32_t value) const;
+    StoragePtr source(int32_t value) const; // nullptr where it is not live
+
+    mutable std::mutex mutex;
+    tfg_tape *core = nullptr;
+    tfg_closure *closure = nullptr;
+    std::vector<Slot> slots;
+    std::vector<Record> records;
+    std::vector<Argument> arguments;
+    std::vector<TensorRef> tensors;
+    std::vector<int64_t> dims;
+    std::vector<c10::IValue> constants;
+    std::vector<int32_t> outputs;
+    std::vector<std::unique_ptr<RngState>> rngs;
+    std::vector<Ambient> ambients;
+    ska::flat_hash_map<c10::StorageImpl *, int32_t> by_storage;
+    ska::flat_hash_map<int32_t, Fingerprint> fingerprints; // value -> bytes, where the proof is still wanted
+    ska::flat_hash_map<int32_t, StoragePtr> copies;        // value -> its bytes, put aside before they could change
+    std::vector<int32_t> held_since; // slots that got a handle since the region began
+    std::vector<int32_t> put_back;   // slots that a replay brought back
+    int64_t n_handles = 0;
+    int32_t n_regions = 0; // running now
+    bool is_closed = false;
+    bool is_pruned = false;
+    int64_t graph_task = -1; // the backward that a drop_put_back is queued for
+
+  private:
+    Tape();
+    static void recycle(Tape *tape);
+};
+
+} // namespace tfg

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "watch.h"
+
+#include <c10/util/flat_hash_map.h>
+
+#include <algorithm>
+#include <mutex>
+
+#include "cpu/fingerprint.h"
+
+namespace tfg {
+
+namespace {
+
+struct Registry {
+    std::mutex mutex;
+    ska::flat_hash_map<c10::StorageImpl *, c10::weak_intrusive_ptr<Watch>> by_address;
+};
+
+Registry &registry() {
+    static auto *instance = new Registry; // never destroyed: storages may outlive static destructors
+    return *instance;
+}
+
+thread_local const RecordedKernel *kernel = nullptr;
+
+bool is_in(const std::vector<c10::StorageImpl *> &list, c10::StorageImpl *storage) {
+    return std::find(list.begin(), list.end(), storage) != list.end();
+}
+
+} // namespace
+
+Fingerprint fingerprint_of(const c10::StorageImpl &storage) {
+    Fingerprint result;
+    tfg_cpu_fingerprint(storage.data(), storage.nbytes(), result.data());
+    return result;
+}
+
+void on_mutable_access(c10::StorageImpl *storage) {
+    const bool is_written = kernel && is_in(kernel->written, storage);
+    if (kernel && !is_written && is_in(kernel->read_only, storage)) return;
+    c10::intrusive_ptr<Watch> found;
+    Registry &all = registry();
+    {
+        std::lock_guard<std::mutex> lock(all.mutex);
+        auto it = all.by_address.find(storage);
+        if (it == all.by_address.end()) return;
+        found = it->second.lock();
+    }
+    if (!found) return;
+    std::optional<Fingerprint> now;
+    if (!is_written) now = fingerprint_of(*storage);
+    std::lock_guard<std::mutex> lock(all.mutex);
+    if (now) found->before_.emplace_back(found->n_accesses.load(), *now);
+    found->n_accesses.fetch_add(1);
+    if (found->n_handles.load() > 0) found->pinned_ = found->weak_.lock();
+}
+
+Watch::Watch(StoragePtr storage) : address_(storage.get()), weak_(storage) {}
+
+void Watch::release_resources() {
+    StoragePtr alive, pinned;
+    {
+        Registry &all = registry();
+        std::lock_guard<std::mutex> lock(all.mutex);
+        auto it = all.by_address.find(address_);
+        if (it != all.by_address.end() && it->second._unsafe_get_target() == this) all.by_address.erase(it);
+        alive = weak_.lock();
+        pinned = std::move(pinned_);
+    }
+    if (alive && can_see && alive->has_materializer()) alive->clear_materializer();
+}
+
+void Watch::arm() {
+    if (StoragePtr storage = weak_.lock(); storage && can_see && !storage->has_materializer())
+        storage->set_materializer(&on_mutable_access);
+}
+
+std::optional<Fingerprint> Watch::before(uint32_t count) const {
+    std::lock_guard<std::mutex> lock(registry().mutex);
+    for (const auto &[at, bytes] : before_)
+        if (at == count) return bytes;
+    return std::nullopt;
+}
+
+WatchPtr watch(const StoragePtr &storage) {
+    Registry &all = registry();
+    std::lock_guard<std::mutex> lock(all.mutex);
+    auto it = all.by_address.find(storage.get());
+    if (it != all.by_address.end())
+        if (WatchPtr known = it->second.lock()) return known;
+    auto fresh = c10::make_intrusive<Watch>(storage);
+    fresh->can_see = !storage->has_materializer();
+    if (fresh->can_see) storage->set_materializer(&on_mutable_access);
+    if (it != all.by_address.end()) all.by_address.erase(it);
+    all.by_address.emplace(storage.get(), c10::weak_intrusive_ptr<Watch>(fresh));
+    return fresh;
+}
+
+RecordedKernel::RecordedKernel(const std::vector<c10::StorageImpl *> &reads, const std::vector<c10::StorageImpl *> &writes)
+    : read_only(reads), written(writes), outer_(kernel) {
+    kernel = this;
+}
+
+RecordedKernel::~RecordedKernel() { kernel = outer_; }
+
+} // namespace tfg

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""report: a table for people, a dict for programs, numbers that add up."""
+
+import copy
+
+import pytest
+import torch
+from small_models import Stack, batch
+from torch import nn
+
+import tfg
+from tfg.reporting import COUNTS, Report
+
+
+def trained_report(**how):
+    model = tfg.wrap(Stack(), **how)
+    for i in range(2):
+        model(batch(i).requires_grad_()).sum().backward()
+    return tfg.report(model)
+
+
+@pytest.mark.parametrize("how", [{"interval": 1}, {"interval": 2}, {"every_n_layers": 2}], ids=str)
+def test_rows_are_the_wrapped_blocks_and_count_what_ran(how):
+    facts = trained_report(**how).to_dict()
+    names = ["blocks.0", "blocks.2"] if "every_n_layers" in how else [f"blocks.{i}" for i in range(4)]
+    assert [block["name"] for block in facts["blocks"]] == names
+    for block in facts["blocks"]:
+        assert block["regions"] == 2 and block["ops_taped"] > 0
+        assert block["saved_bytes"] > 0 and block["dropped_bytes"] > 0 and block["ops_replayed"] > 0 and block["replay_ns"] > 0
+        assert all(isinstance(block[count], int) for count in COUNTS)
+    for count in COUNTS:
+        assert facts["total"][count] == sum(block[count] for block in facts["blocks"])
+
+
+def test_the_dict_comes_three_ways():
+    report = trained_report(interval=2)
+    assert dict(report) == report.to_dict() and report["settings"] == "interval=2"
+    report.to_dict()["blocks"][0]["kept_why"]["changed"] = 1
+    assert "changed" not in report.to_dict()["blocks"][0]["kept_why"]
+
+
+def test_the_table_has_a_line_per_block_and_lines_up():
+    lines = str(trained_report(interval=2)).splitlines()
+    assert lines[0] == "tfg: interval=2, 4 blocks"
+    assert all(word in lines[1] for word in ("saved MiB", "kept MiB", "dropped MiB", "taped", "replayed", "replay ms", "kept why"))
+    assert [line.split()[0] for line in lines[3:7]] == [f"blocks.{i}" for i in range(4)] and lines[-1].startswith("total")
+    assert len({line.index("replayed") for line in lines[1:2]}) == 1 and len(lines) == 9
+
+
+def test_the_table_shows_why_bytes_were_kept():
+    block = {"name": "blocks.0", **dict.fromkeys(COUNTS, 0), "kept_bytes": 3 << 20, "unproven": 2,
+             "kept_why": {"random": 1 << 20, "unknown": 2 << 20, "none": 0}}
+    text = str(Report("interval=1", (block, dict(block, name="blocks.1"))))
+    assert "random 1.00, unknown 2.00; 2 unproven" in text and "random 2.00, unknown 4.00; 4 unproven" in text and "none" not in text
+
+
+def test_a_model_that_is_not_wrapped_is_an_error_that_says_so():
+    model = Stack()
+    for plain in (model, tfg.unwrap(tfg.wrap(copy.deepcopy(model), interval=1))):
+        with pytest.raises(tfg.Error, match="Stack is not wrapped.*tfg.wrap"):
+            tfg.report(plain)
+
+
+def test_a_copy_counts_for_itself():
+    model = tfg.wrap(Stack(), interval=1)
+    twin = copy.deepcopy(model)
+    twin(batch()).sum().backward()
+    assert tfg.report(twin)["total"]["regions"] == 4 and tfg.report(model)["total"]["regions"] == 0
+
+
+def test_nothing_is_counted_without_grad():
+    model = tfg.wrap(Stack(), interval=2)
+    with torch.no_grad():
+        model(batch())
+    assert tfg.report(model)["total"]["ops_taped"] == 0
+
+
+def test_part_of_a_model_can_be_reported():
+    model = nn.ModuleDict({"a": Stack(2), "b": Stack(3)})
+    tfg.wrap(model, interval=1, blocks=["a.blocks.*", "b.blocks.*"])
+    assert len(tfg.report(model["b"])["blocks"]) == 3

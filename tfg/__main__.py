@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""`python -m tfg COMMAND`: each command is a function that takes the parsed arguments and returns the exit code."""
+
+import argparse
+import sys
+
+
+def parser():
+    top = argparse.ArgumentParser(prog="python -m tfg", description="Train inside the memory you have.")
+    commands = top.add_subparsers(dest="command", required=True, metavar="command")
+    add_demo(commands)
+    return top
+
+
+def add_demo(commands):
+    demo = commands.add_parser(
+        "demo", help="train a small transformer three ways and compare bits, memory and time",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    demo.add_argument("--steps", type=int, default=12, help="optimizer steps of each run")
+    demo.add_argument("--max-length", type=int, default=1024, help="longest batch in tokens, 128 to 4096")
+    demo.add_argument("--batch", type=int, default=4, help="sequences in a batch")
+    demo.add_argument("--blocks", type=int, default=8, help="decoder blocks")
+    demo.add_argument("--hidden", type=int, default=192, help="width of the model, a multiple of 64")
+    demo.add_argument("--dropout", type=float, default=0.1, help="dropout after attention and after the MLP")
+    demo.add_argument("--freeze", action="store_true", help="freeze the embedding and the lower third of the blocks")
+    demo.add_argument("--bf16", action="store_true", help="run under bfloat16 autocast")
+    demo.add_argument("--seed", type=int, default=0, help="seed of weights, text and dropout")
+    demo.add_argument("--png", default="demo.png", help="where the picture of memory over time goes")
+    demo.set_defaults(run=run_demo)
+
+
+def run_demo(arguments):
+    from tfg import demo
+    return demo.main(arguments)
+
+
+def main(argv=None):
+    arguments = parser().parse_args(argv)
+    return arguments.run(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

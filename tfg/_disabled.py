@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""disabled: what stands in for the binary where TFG_DISABLE=1. Functions run as they are; counters stay at zero."""
+
+
+class Error(RuntimeError):
+    """tfg.Error; never raised while tfg is disabled."""
+
+
+def run(tape, key, function, args, kwargs):
+    return function(*args, **kwargs)
+
+
+def new_key(label):
+    return 0
+
+
+def mutated(tensor):
+    pass
+
+
+def set_stress(drop, verify):
+    pass
+
+
+def install_allocator():
+    return False
+
+
+def live_bytes():
+    return 0
+
+
+peak_bytes = live_bytes
+
+
+def reset_peak():
+    pass
+
+
+def set_limit(n_bytes):
+    pass
+
+
+def dynamic_interval(total_layers, seq_len, low, high, n_blocks):
+    return min(n_blocks, max(low, min(high, int(total_layers / seq_len**0.5 + 0.5))))
