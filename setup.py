@@ -28,7 +28,7 @@ TORCH_SOURCES = [
     for name in (
         "module",
         "recorder",
-        "tape",
+        "held_tape",
         "handles",
         "replay",
         "rules",

@@ -11,7 +11,9 @@ values are float tensors of 24 elements or fewer, and every operand is made to f
 
 import dataclasses
 import math
+import random
 import sys
+import warnings
 
 import torch
 import torch.nn.functional as F
@@ -576,15 +578,17 @@ def outcome(program, choice, setting):
 
 def complaints(data, settings=SETTINGS):
     """What is wrong with the program that `data` spells, per setting: {} where all agree with plain."""
-    program, choice = decode(data)
+    return compared(*decode(data), settings)
+
+
+def compared(program, choice, settings):
     expected, expected_failure, _ = outcome(program, choice, PLAIN)
     found = {}
     for setting in settings:
         got, failure, has_changed_a_parameter = outcome(program, choice, setting)
         if isinstance(failure, tfg.Error) and (has_changed_a_parameter or isinstance(expected_failure, RuntimeError)):
             continue  # the documented departure
-        wrong = mismatch(expected, expected_failure, got, failure)
-        if wrong:
+        if wrong := mismatch(expected, expected_failure, got, failure):
             found[setting.name] = wrong
     return found
 
@@ -618,20 +622,24 @@ def show(data, settings=SETTINGS):
         print(f"  {name}:", *wrong[:6], sep="\n      ")
 
 
-def many(seed, count):
-    import random
-    rng = random.Random(seed)
-    print(f"seed {seed}")
+def many(seed, count, most=8):
+    """Run `count` programs; show the first `most` that go wrong, made small."""
+    rng, n_wrong = random.Random(seed), 0
     for i in range(count):
-        data = rng.randbytes(4 * rng.randint(3, 40))
+        data = rng.randbytes(4 * rng.randint(1, 36))
         if found := complaints(data):
             settings = tuple(s for s in SETTINGS if s.name == next(iter(found)))
-            print(f"program {i}:")
+            print(f"program {i}: {', '.join(found)}")
             show(reduce_by_hand(data, settings), settings)
+            n_wrong += 1
+        if n_wrong == most:
+            break
+    print(f"seed {seed}: {i + 1} programs, {n_wrong} wrong")
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
     if "--seed" in sys.argv:
         many(*(int(sys.argv[sys.argv.index(flag) + 1]) for flag in ("--seed", "--count")))
     else:

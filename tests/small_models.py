@@ -71,7 +71,7 @@ def one_step(model, x):
 
 def train(model, n_steps=2, seed=0):
     """All that n_steps of SGD leave, parameters included."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     left = []
     for i in range(n_steps):
         torch.manual_seed(seed + i)

@@ -137,7 +137,7 @@ def run_setup(tmp_path, torch_version):
         (hide / "version.py").write_text(f"__version__ = '{torch_version}'\n", encoding="utf-8")
         path = f"sys.path.insert(0, {str(tmp_path)!r})"
     else:
-        path = "import importlib.util as u; real = u.find_spec; u.find_spec = lambda n: n != 'torch' and real(n) or None"
+        path = "import importlib.util as u; real = u.find_spec; u.find_spec = lambda n: None if n == 'torch' else real(n)"
     code = f"import runpy, sys; {path}; sys.argv = ['setup.py', '--version']; runpy.run_path('setup.py')"
     return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
 

@@ -207,7 +207,7 @@ def plain_bits(items):
     return [t.full_tensor() if hasattr(t, "full_tensor") else t for t in items]
 
 wanted = plain_bits(train(shard(Stack())))
-for how in ({"interval": 1}, {"every_n_layers": 2}):
+for how in ({"interval": 1}, {"interval": 2}, {"every_n_layers": 2}):
     assert_same_bits(plain_bits(train(shard(tfg.wrap(Stack(), **how)))), wanted)
     assert_same_bits(plain_bits(train(tfg.wrap(shard(Stack()), **how))), wanted)
 model = shard(tfg.wrap(Stack(), interval=1))

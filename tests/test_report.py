@@ -26,8 +26,9 @@ def test_rows_are_the_wrapped_blocks_and_count_what_ran(how):
     assert [block["name"] for block in facts["blocks"]] == names
     for block in facts["blocks"]:
         assert block["regions"] == 2 and block["ops_taped"] > 0
-        assert block["saved_bytes"] > 0 and block["dropped_bytes"] > 0 and block["ops_replayed"] > 0 and block["replay_ns"] > 0
+        assert block["saved_bytes"] > 0 and block["dropped_bytes"] > 0 and block["ops_replayed"] > 0
         assert all(isinstance(block[count], int) for count in COUNTS)
+    assert facts["total"]["replay_ns"] > 0  # a replay's time is the asking block's, its operators are their own block's
     for count in COUNTS:
         assert facts["total"][count] == sum(block[count] for block in facts["blocks"])
 

@@ -35,10 +35,14 @@ def find_stacks(model, blocks=None):
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"a torch.nn.Module is needed, not {model!r}")
-    found = _named(model, blocks) if blocks is not None else _by_class(model) or _by_container(model, 2) or _by_container(model, 1)
+    if blocks is not None:
+        found = _named(model, blocks)
+    else:
+        found = _by_class(model) or _by_container(model, 2) or _by_container(model, 1)
     if not found:
-        raise ValueError(f"{type(model).__name__} has no repeated blocks that tfg can find (no ModuleList, Sequential or ModuleDict "
-                         'of two or more modules). Name them: blocks="path.to.layers.*", or a list of such patterns or of modules')
+        raise ValueError(f"{type(model).__name__} has no repeated blocks that tfg can find (no ModuleList, Sequential or "
+                         'ModuleDict of two or more modules). Name them: blocks="path.to.layers.*", or a list of such '
+                         "patterns or of modules")
     for name, module in found:
         _check_block(name, module)
     return _group(model, found)
@@ -110,7 +114,7 @@ def _collect_container(module, name, least, found):
 # -- by name --------------------------------------------------------------------------------------------------------------
 def _named(model, blocks):
     wanted = list(blocks) if isinstance(blocks, (list, tuple)) else [blocks]
-    everything = [(name, module) for name, module in model.named_modules(remove_duplicate=False)]
+    everything = list(model.named_modules(remove_duplicate=False))
     chosen = set()
     for want in wanted:
         chosen.update(_matches(want, everything))

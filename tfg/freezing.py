@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""freezing: tfg.freeze. Embeddings and the lowest blocks stop training; a frozen prefix saves nothing and has no backward."""
+"""freezing: tfg.freeze. Embeddings and the lowest blocks stop training.
+
+A frozen prefix saves nothing and its backward never runs.
+"""
 
 import dataclasses
 
@@ -30,8 +33,8 @@ class Frozen:
     before: tuple = ()
 
     def __str__(self):
-        lines = [f"froze {self.n_parameters} parameters ({self.n_bytes / 2**20:.1f} MiB): {len(self.embeddings)} embeddings, "
-                 f"{len(self.blocks)} blocks"]
+        lines = [f"froze {self.n_parameters} parameters ({self.n_bytes / 2**20:.1f} MiB): "
+                 f"{len(self.embeddings)} embeddings, {len(self.blocks)} blocks"]
         lines += [f"{other} is tied to {name} and frozen too" for name, other in self.tied]
         if self.before:
             lines.append(f"still training before the frozen blocks, so backward runs through them: {', '.join(self.before)}")

@@ -12,14 +12,15 @@ def check_count(who, value):
 
 
 def dynamic_interval(total_layers, seq_len, low=2, high=12):
-    """Blocks per segment by sequence length: max(low, min(high, round(total_layers / sqrt(seq_len)))), never above total_layers.
+    """Blocks per segment by sequence length: max(low, min(high, round(total_layers / sqrt(seq_len)))).
 
     total_layers  number of blocks, an int >= 1
     seq_len       tokens in one sequence, an int >= 1
     low, high     bounds of the answer, ints >= 1, low <= high
 
-    Rounded half away from zero. For the usual lengths the quotient is far below the low bound (32 layers at 4096 tokens:
-    0.5), so the formula alone nearly always answers 2; a memory budget is what makes use of the memory that is there.
+    Rounded half away from zero, never above total_layers. For the usual lengths the quotient is far below the low bound
+    (32 layers at 4096 tokens: 0.5), so the formula alone nearly always answers 2; a memory budget is what makes use of the
+    memory that is there.
     ValueError with the value in it for anything that is not such a count.
     """
     check_count("dynamic_interval: total_layers", total_layers)

@@ -16,7 +16,7 @@ COUNTS = ("regions", "ops_taped", "ops_replayed", "saved_bytes", "kept_bytes", "
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """settings: as given to wrap, "interval=2"; "" where only tfg.checkpoint was used · blocks: one dict per block, in order."""
+    """settings: as given to wrap, "interval=2"; "" where only tfg.checkpoint was used · blocks: a dict per block, in order."""
 
     settings: str
     blocks: tuple

@@ -18,10 +18,11 @@ from torch import is_grad_enabled
 from ._engine import C
 
 
-class Cursor(threading.local):
-    tape = None
-    last = -2
-    n_calls = 0
+class Cursor:
+    __slots__ = ("last", "n_calls", "tape")
+
+    def __init__(self):
+        self.tape, self.last, self.n_calls = None, -2, 0
 
     def begin(self, positions, interval):
         """The tape for the next call, of a block that stands at `positions`; None where nothing can be saved."""
@@ -44,14 +45,21 @@ class Cursor(threading.local):
             tape.close()
 
 
+class ThreadCursor(threading.local):
+    """One cursor per thread, under one name: reading a thread-local is dear, so it is read once per call."""
+
+    def __init__(self):
+        self.cursor = Cursor()
+
+
 class Stack:
     """name: the parent's · n_positions: of its children · interval: calls per segment. A copy has a cursor of its own."""
 
-    __slots__ = ("cursor", "interval", "n_positions", "name")
+    __slots__ = ("interval", "n_positions", "name", "here")
 
     def __init__(self, name, n_positions, interval):
         self.name, self.n_positions, self.interval = name, n_positions, interval
-        self.cursor = Cursor()
+        self.here = ThreadCursor()
 
     def __reduce__(self):
         return Stack, (self.name, self.n_positions, self.interval)
@@ -74,12 +82,15 @@ class BlockState:
     def __reduce__(self):
         return BlockState, (self.stack, self.positions, self.name, self.label, self.replaced)
 
-    def run(self, function, args, kwargs):
-        """function(*args, **kwargs) as a region of this block."""
+    def run(self, block, function, args, kwargs):
+        """function(*args, **kwargs) as a region of this block, whose module is `block`.
+
+        A block that FSDP manages is a segment of its own: only its parameters are there in its backward.
+        """
         stack = self.stack
-        if stack.interval == 1:
+        if stack.interval == 1 or "_is_fsdp_managed_module" in block.__dict__:
             return C.run(None, self.key, function, args, kwargs)
-        cursor = stack.cursor
+        cursor = stack.here.cursor
         tape = cursor.begin(self.positions, stack.interval)
         try:
             result = C.run(tape, self.key, function, args, kwargs)

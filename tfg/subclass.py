@@ -54,7 +54,7 @@ def _make_forward(base):
         replaced = state.replaced
         if is_compiling():
             return replaced(*args, **kwargs) if replaced is not None else base.forward(self, *args, **kwargs)
-        return state.run(replaced or types.MethodType(base.forward, self), args, kwargs)
+        return state.run(self, replaced or types.MethodType(base.forward, self), args, kwargs)
 
     return forward
 
@@ -62,8 +62,8 @@ def _make_forward(base):
 def _class_for(base):
     made = _wrapped_classes.get(base)
     if made is None:
-        names = {"_tfg_base": base, "__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__,
-                 "forward": _make_forward(base)}
+        names = {name: getattr(base, name) for name in ("__module__", "__qualname__", "__doc__")}
+        names.update(_tfg_base=base, forward=_make_forward(base))
         made = types.new_class(base.__name__, (Wrapped, base), {}, lambda namespace: namespace.update(names))
         _wrapped_classes[base] = made
     return made

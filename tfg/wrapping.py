@@ -23,7 +23,8 @@ def wrap(model, *, interval=None, every_n_layers=None, blocks=None, budget=None)
 
     Exactly one of the first two. Called again it reconfigures; a forward whose backward is still to come is not disturbed.
     No parameter name changes, the last block is not exempted, copies of the model are wrapped with a state of their own, and
-    torch.compile sees the plain model. Transformers' own gradient checkpointing is off in wrapped blocks.
+    torch.compile sees the plain model. Transformers' own gradient checkpointing is off in wrapped blocks. Blocks that FSDP
+    manages are segments of their own, whatever the interval.
     ValueError for a bad count, both or neither, a pattern without a match and a model without blocks; TypeError for anything
     that is not a module; NotImplementedError for budget= and "dynamic".
     """

@@ -6,7 +6,7 @@
 __extension__ typedef unsigned __int128 uint128;
 
 /* Does n_layers / sqrt(seq_len) round to r or more?  r - 1/2 <= L / sqrt(S)  <=>  (2r - 1)^2 <= floor(4 L^2 / S).
- * With 1 <= r <= L < 2^63 both sides stay below 2^128. */
+ * With 1 <= r, L < 2^63 both sides stay below 2^128. */
 static bool rounds_to_at_least(int64_t r, int64_t n_layers, int64_t seq_len) {
     const uint128 odd = (uint128)r * 2 - 1;
     return odd * odd <= (uint128)n_layers * (uint128)n_layers * 4 / (uint128)seq_len;
@@ -30,7 +30,7 @@ tfg_status tfg_interval_dynamic(int64_t n_layers, int64_t seq_len, int64_t low, 
                         (long long)high);
     }
     int64_t reached = low;
-    int64_t ceiling = high < n_layers ? high : n_layers; /* the quotient is at most n_layers */
+    int64_t ceiling = high;
     while (reached < ceiling) {
         const int64_t middle = reached + (ceiling - reached - 1) / 2 + 1;
         if (rounds_to_at_least(middle, n_layers, seq_len)) {

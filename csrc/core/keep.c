@@ -5,6 +5,10 @@ static bool is_opaque(const tfg_storage *storage) {
     return (storage->flags & TFG_STORAGE_OPAQUE) != 0;
 }
 
+static bool is_external(const tfg_storage *storage) {
+    return (storage->flags & TFG_STORAGE_EXTERNAL) != 0;
+}
+
 /* May an operator that reads this value run again? */
 static bool is_available(const tfg_tape_view *view, int32_t value) {
     const tfg_value *v = &view->values[value];
@@ -28,9 +32,9 @@ static bool is_replayable(const tfg_tape_view *view, const tfg_op *op) {
 }
 
 /* The tape holds its externals, so what one holds last is there. */
-static bool is_held_external(const tfg_tape_view *view, int32_t storage, int32_t value) {
-    const tfg_storage *s = &view->storages[storage];
-    return (s->flags & TFG_STORAGE_EXTERNAL) != 0 && !is_opaque(s) && s->current == value;
+static bool is_held_external(const tfg_tape_view *view, int32_t value) {
+    const tfg_storage *s = &view->storages[view->values[value].storage];
+    return is_external(s) && !is_opaque(s) && s->current == value;
 }
 
 tfg_status tfg_keep_settle(tfg_tape *tape, int32_t first_op) {
@@ -44,16 +48,15 @@ tfg_status tfg_keep_settle(tfg_tape *tape, int32_t first_op) {
         const tfg_op *op = &view.ops[o];
         const bool is_derivable = is_replayable(&view, op);
         for (int32_t i = 0; i < op->n_writes; i++) {
-            tfg_value *v = &values[view.refs[op->first_ref + op->n_reads + i]];
-            if (v->state == TFG_VALUE_ROOT) {
-                continue; /* promised before */
+            const int32_t value = view.refs[op->first_ref + op->n_reads + i];
+            tfg_value *v = &values[value];
+            if (v->state == TFG_VALUE_ROOT || v->state == TFG_VALUE_DERIVABLE) {
+                continue; /* promised before, and may have been let go on that promise */
             }
-            if (is_derivable) {
+            if (is_derivable && !is_external(&view.storages[v->storage])) {
                 v->state = TFG_VALUE_DERIVABLE;
-            } else if (is_held_external(&view, v->storage, view.refs[op->first_ref + op->n_reads + i])) {
-                v->state = TFG_VALUE_ROOT;
             } else {
-                v->state = v->n_handles > 0 ? TFG_VALUE_ROOT : TFG_VALUE_LOST;
+                v->state = v->n_handles > 0 || is_held_external(&view, value) ? TFG_VALUE_ROOT : TFG_VALUE_LOST;
             }
         }
     }
@@ -67,7 +70,7 @@ bool tfg_keep_is_droppable(const tfg_tape *tape, int32_t storage) {
         return false;
     }
     const tfg_storage *s = &view.storages[storage];
-    if (is_opaque(s) || (s->flags & TFG_STORAGE_EXTERNAL) != 0) {
+    if (is_opaque(s) || is_external(s)) {
         return false;
     }
     if (s->current == TFG_NONE) {

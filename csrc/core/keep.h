@@ -5,7 +5,8 @@
  * Fixed-interval mode lets go of everything droppable where a region ends. Droppable means: every value of the
  * storage that a handle asks for can be made again from roots. One pass in tape order decides it:
  *
- *      an operator that is not pinned and reads only roots and derivable values   -> its writes are DERIVABLE
+ *      an operator that is not pinned and reads only roots and derivable values   -> its writes to what is not external
+ *                                                                                    are DERIVABLE
  *      otherwise, a write that a handle asks for                                  -> ROOT  (kept, and may be relied on)
  *                 the last write to an external that is not opaque                -> ROOT  (the tape holds it)
  *                 any other write                                                 -> LOST
@@ -28,7 +29,7 @@ extern "C" {
 #endif
 
 /* Settles the values written by operators [first_op, n_ops), the current end. first_op <= n_ops. May be called again on
- * the same span: a value once ROOT stays ROOT. TFG_ERR_ARGUMENT. */
+ * the same span: a value once ROOT or DERIVABLE stays so. TFG_ERR_ARGUMENT. */
 TFG_CHECKED tfg_status tfg_keep_settle(tfg_tape *tape, int32_t first_op);
 
 /* May this storage's strong reference be released now (it has been settled)? */

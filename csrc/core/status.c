@@ -32,9 +32,7 @@ tfg_status tfg_fail(tfg_status status, tfg_error *err, const char *format, ...) 
     if (err != NULL) {
         va_list args;
         va_start(args, format);
-        if (vsnprintf(err->text, sizeof err->text, format, args) < 0) {
-            err->text[0] = '\0';
-        }
+        vsnprintf(err->text, sizeof err->text, format, args);
         va_end(args);
     }
     return status;

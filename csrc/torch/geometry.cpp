@@ -17,7 +17,7 @@ c10::StorageImpl *plain_storage(const at::Tensor &tensor) {
     const c10::TensorImpl *impl = tensor.unsafeGetTensorImpl();
     if (!tensor.defined() || !impl->has_storage()) return nullptr;
     const c10::DispatchKeySet keys = impl->key_set();
-    if (!(keys - plain_keys()).empty() || !keys.has(c10::DispatchKey::CPU)) return nullptr;
+    if ((keys.raw_repr() & ~plain_keys().raw_repr()) != 0 || !keys.has(c10::DispatchKey::CPU)) return nullptr;
     if (impl->has_symbolic_sizes_strides() || impl->layout() != c10::kStrided) return nullptr;
     return impl->unsafe_storage().unsafeGetStorageImpl();
 }

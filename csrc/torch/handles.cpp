@@ -2,6 +2,7 @@
 #include "handles.h"
 
 #include <ATen/SavedTensorHooks.h>
+#include <ATen/SequenceNumber.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
@@ -38,7 +39,19 @@ void SavedVersion::check(const std::string &what) const {
     TORCH_CHECK(false, text);
 }
 
+void SavedVariableWatch::look(const at::Tensor &tensor) {
+    if (swapped.defined() || !tensor.has_storage() || tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl() == storage)
+        return;
+    swapped = tensor.detach();
+}
+
 namespace {
+
+// Pack is called while the saving node is the newest: an output's grad_fn is that node, an input's is older.
+bool is_saved_as_output(const at::Tensor &tensor) {
+    const auto &fn = tensor.grad_fn();
+    return fn && fn->sequence_nr() + 1 == at::sequence_number::peek();
+}
 
 struct Handle {
     PyObject_HEAD
@@ -47,6 +60,7 @@ struct Handle {
     WatchPtr watch;
     Geometry geometry;
     SavedVersion version;
+    std::shared_ptr<SavedVariableWatch> input; // null for an output
 };
 
 struct Kept {
@@ -84,6 +98,7 @@ void handle_dealloc(PyObject *object) {
     self->watch.~WatchPtr();
     self->geometry.~Geometry();
     self->version.~SavedVersion();
+    self->input.~shared_ptr();
     self->tape.~shared_ptr();
     Py_TYPE(object)->tp_free(object);
 }
@@ -100,7 +115,8 @@ void kept_dealloc(PyObject *object) {
 PyTypeObject handle_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 PyTypeObject kept_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 
-PyObject *pack_handle(Tape &tape, int32_t slot_id, const at::Tensor &tensor) {
+PyObject *pack_handle(Region &region, int32_t slot_id, const at::Tensor &tensor) {
+    Tape &tape = *region.tape;
     PyObject *object = handle_type.tp_alloc(&handle_type, 0);
     if (!object) throw python_error();
     auto *self = reinterpret_cast<Handle *>(object);
@@ -110,6 +126,11 @@ PyObject *pack_handle(Tape &tape, int32_t slot_id, const at::Tensor &tensor) {
     new (&self->watch) WatchPtr(slot.watch);
     new (&self->geometry) Geometry(geometry_of(tensor));
     new (&self->version) SavedVersion(tensor);
+    new (&self->input) std::shared_ptr<SavedVariableWatch>();
+    if (!is_saved_as_output(tensor)) {
+        self->input = std::make_shared<SavedVariableWatch>(tensor, plain_storage(tensor));
+        region.saved_inputs.emplace_back(tensor, self->input);
+    }
     slot.watch->n_handles += 1;
     tfg_tape_hold(tape.core, self->value);
     tape.n_handles += 1;
@@ -158,7 +179,8 @@ PyObject *pack(PyObject *, PyObject *variable) {
             const tfg_storage &known = tape.look().storages[id];
             stats_of(inner->key).saved_bytes += known.n_handles == 0 ? known.size_bytes : 0;
             if (!(known.flags & (TFG_STORAGE_EXTERNAL | TFG_STORAGE_OPAQUE)) && known.current != TFG_NONE)
-                return pack_handle(tape, id, tensor);
+                return pack_handle(*inner, id, tensor);
+            tape.slots[static_cast<size_t>(id)].is_saved = true;
         }
     }
     return pack_kept(variable, tensor, region);
@@ -167,6 +189,10 @@ PyObject *pack(PyObject *, PyObject *variable) {
 
 at::Tensor serve(const Handle &handle) {
     handle.version.check(describe(handle.geometry));
+    if (handle.input) {
+        if (auto variable = handle.input->variable.lock()) handle.input->look(at::Tensor(variable));
+        if (handle.input->swapped.defined()) return handle.input->swapped;
+    }
     StoragePtr storage;
     {
         std::lock_guard<std::mutex> lock(handle.tape->mutex);

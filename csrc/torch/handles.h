@@ -12,7 +12,7 @@
 #include <Python.h>
 
 #include "compat.h"
-#include "tape.h"
+#include "held_tape.h"
 
 namespace tfg {
 
@@ -28,6 +28,18 @@ struct SavedVersion {
 
     explicit SavedVersion(const at::Tensor &tensor);
     void check(const std::string &what) const; // throws c10::Error
+};
+
+// `variable.data = other` swaps the storage under a variable and is not dispatched. Where autograd would have saved the variable
+// itself (an input, not an output), it would serve the new data: so must we. Looked at where the region ends, while the variable
+// is still held, and again at unpack if it lives.
+struct SavedVariableWatch {
+    c10::weak_intrusive_ptr<c10::TensorImpl> variable;
+    c10::StorageImpl *storage; // compared, never followed
+    at::Tensor swapped;        // the data that the variable had instead
+
+    SavedVariableWatch(const at::Tensor &tensor, c10::StorageImpl *at_pack) : variable(tensor.getIntrusivePtr()), storage(at_pack) {}
+    void look(const at::Tensor &tensor);
 };
 
 } // namespace tfg

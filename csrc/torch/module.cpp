@@ -19,6 +19,7 @@ namespace {
 
 bool is_enabled = true;
 PyObject *error = nullptr;
+PyObject *parameter = nullptr;
 
 struct PyTape {
     std::shared_ptr<Tape> tape = Tape::make();
@@ -134,6 +135,7 @@ void add_tape(py::module_ &m) {
 } // namespace
 
 PyObject *error_class() { return error; }
+PyObject *parameter_class() { return parameter; }
 
 PYBIND11_MODULE(_C, m) {
     error = PyErr_NewExceptionWithDoc("tfg.Error", "What tfg itself refuses, or finds wrong.", PyExc_RuntimeError, nullptr);
@@ -145,6 +147,7 @@ PYBIND11_MODULE(_C, m) {
             PyErr_SetString(error, failure.what());
         }
     });
+    parameter = py::object(py::module_::import("torch.nn.parameter").attr("Parameter")).release().ptr();
     install_recorder();
     install_handles();
     PyObject *run_function = PyCFunction_New(&run_method, nullptr);

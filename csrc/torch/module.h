@@ -6,5 +6,6 @@
 #include <Python.h>
 
 namespace tfg {
-PyObject *error_class(); // tfg.Error, a RuntimeError
+PyObject *error_class();     // tfg.Error, a RuntimeError
+PyObject *parameter_class(); // torch.nn.Parameter; only compared with
 }

@@ -126,6 +126,7 @@ void take_statistics(Draft &draft, const c10::IValue &value) {
     draft.tape.put_aside_relied(id);
     draft.writes.push_back(id);
     draft.written.push_back(storage);
+    if (draft.rule.written_arguments == 0) return take_constant(draft, c10::IValue());
     at::Tensor scratch = at::detail::make_tensor<at::TensorImpl>(
         c10::Storage(copy_storage(*storage)), c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
     scratch.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
@@ -381,6 +382,8 @@ Region::Region(std::shared_ptr<Tape> on, int64_t k, bool own) : tape(std::move(o
 }
 
 void Region::let_go() {
+    for (auto &[tensor, watch] : saved_inputs) watch->look(tensor);
+    saved_inputs.clear();
     Graveyard dead;
     std::lock_guard<std::mutex> lock(tape->mutex);
     tape->settle(first_op, key, dead);
@@ -388,6 +391,8 @@ void Region::let_go() {
 
 Region::~Region() {
     current = parent;
+    for (auto &[tensor, watch] : saved_inputs) watch->look(tensor);
+    saved_inputs.clear();
     if (!parent) {
         c10::impl::tls_set_dispatch_key_included(recorder_key, false);
         while (at::SavedTensorDefaultHooks::get_tls_state().stack.size() > hook_depth) at::SavedTensorDefaultHooks::pop_hooks();

@@ -10,7 +10,7 @@
 
 #include <Python.h>
 
-#include "tape.h"
+#include "held_tape.h"
 
 namespace tfg {
 
@@ -28,6 +28,7 @@ struct Region {
     size_t hook_depth;
     PyObject *outer_pack = nullptr, *outer_unpack = nullptr; // a pair that was active when the region began
     Region *parent;
+    std::vector<std::pair<at::Tensor, std::shared_ptr<struct SavedVariableWatch>>> saved_inputs; // held until the region ends
 };
 
 // This thread's innermost region, or nullptr.

@@ -84,13 +84,14 @@ class Replay {
     }
 
     // In-place operators get storages of their own: the value's private one where nobody else wants it, else a copy.
-    void prepare_writes(const tfg_op &op, int32_t op_index) {
+    void prepare_writes(const tfg_op &op) {
         const auto view = tape_.look();
         for_writing_.clear();
         for (int32_t i = 0; i < op.n_writes; ++i) {
             const int32_t written = view.refs[op.first_ref + op.n_reads + i];
             const int32_t before = view.values[written].previous;
-            if (before == TFG_NONE || view.values[before].storage != view.values[written].storage) continue;
+            const bool is_external = (view.storages[view.values[written].storage].flags & TFG_STORAGE_EXTERNAL) != 0;
+            if (before == TFG_NONE || is_external) continue; // external: batch norm's statistics, which a replay leaves alone
             auto it = private_.find(before);
             int32_t readers_here = 0;
             for (int32_t r = 0; r < op.n_reads; ++r) readers_here += view.refs[op.first_ref + r] == before;
@@ -98,7 +99,6 @@ class Replay {
                                  before != wanted_;
             for_writing_[before] = is_free ? it->second : copy_storage(*storage_for(before));
         }
-        (void)op_index;
     }
 
     void push_argument(const Argument &argument, Stack &stack) {
@@ -150,7 +150,7 @@ class Replay {
     void run_op(std::unique_lock<std::mutex> &lock, int32_t index) {
         const Record record = tape_.records[static_cast<size_t>(index)];
         const tfg_op op = tape_.look().ops[index];
-        prepare_writes(op, index);
+        prepare_writes(op);
         Stack stack;
         for (int32_t i = 0; i < record.n_arguments; ++i)
             push_argument(tape_.arguments[static_cast<size_t>(record.first_argument + i)], stack);

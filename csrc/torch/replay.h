@@ -8,7 +8,7 @@
 // way is put back; temporaries die after their last reader.
 #pragma once
 
-#include "tape.h"
+#include "held_tape.h"
 
 namespace tfg {
 

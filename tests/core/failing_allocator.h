@@ -18,6 +18,7 @@ typedef struct failing_allocator {
     int64_t fail_at;    /* this request (from 0) gets NULL; -1: none */
     int64_t n_live_blocks;
     int64_t n_wrong_sizes;
+    uint64_t garbage; /* what each word of a fresh block holds */
 } failing_allocator;
 
 enum { BLOCK_HEADER_BYTES = 16 };
@@ -36,7 +37,9 @@ static void *failing_resize(void *ctx, void *block, size_t old_bytes, size_t new
             return NULL;
         }
         fresh = malloc(BLOCK_HEADER_BYTES + new_bytes);
-        memset(fresh, 0xa5, BLOCK_HEADER_BYTES + new_bytes);
+        for (size_t i = 0; i < new_bytes; i++) {
+            fresh[BLOCK_HEADER_BYTES + i] = (unsigned char)(self->garbage >> 8 * (i % 8));
+        }
         memcpy(fresh, &new_bytes, sizeof new_bytes);
         if (old != NULL) {
             memcpy(fresh + BLOCK_HEADER_BYTES, block, remembered_bytes < new_bytes ? remembered_bytes : new_bytes);
@@ -49,7 +52,7 @@ static void *failing_resize(void *ctx, void *block, size_t old_bytes, size_t new
 }
 
 static inline tfg_allocator failing_allocator_init(failing_allocator *self) {
-    *self = (failing_allocator){.fail_at = -1};
+    *self = (failing_allocator){.fail_at = -1, .garbage = 0xa5a5a5a5a5a5a5a5U};
     return (tfg_allocator){failing_resize, self};
 }
 #endif

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// tape: the C++ half of a tape. The core holds integers; here, at the same indices, are the storages and the boxed arguments.
+// held_tape: the C++ half of a tape. The core holds integers; here, at the same indices, are the storages and the boxed arguments.
 //
 //   core storage i  <->  slots[i]   who holds the bytes: strong (kept), weak (seen), copy (an old value put aside)
 //   core operator i <->  records[i] the operator's handle and where its arguments lie in the arenas below
@@ -72,6 +72,7 @@ struct Slot {
     uint32_t version_seen = 0;
     bool is_garbage = false;  // some bytes were never written
     bool is_parameter = false;
+    bool is_saved = false; // autograd keeps it too, with its version
     bool is_relied_on = false; // an external that settled values lean on
 
     explicit Slot(WeakStorage w) : weak(std::move(w)) {}

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
-#include "tape.h"
+#include "held_tape.h"
 
 #include <cstdlib>
 
 #include "error.h"
+#include "module.h"
 
 namespace tfg {
 
@@ -97,6 +98,12 @@ static int32_t add_slot(Tape &tape, c10::StorageImpl *storage, uint32_t flags) {
 
 int32_t Tape::add_fresh(c10::StorageImpl *storage) { return add_slot(*this, storage, 0); }
 
+// A frozen parameter does not require grad; its Python class says what it is.
+static bool is_parameter_object(const at::Tensor &tensor) {
+    PyObject *object = tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj();
+    return object && reinterpret_cast<PyObject *>(Py_TYPE(object)) == parameter_class();
+}
+
 int32_t Tape::find_or_add_external(const at::Tensor &tensor, c10::StorageImpl *storage) {
     int32_t id = find(storage);
     if (id != TFG_NONE) {
@@ -104,13 +111,14 @@ int32_t Tape::find_or_add_external(const at::Tensor &tensor, c10::StorageImpl *s
         return id;
     }
     // Memory that torch's allocator did not hand out can change without a trace. A parameter is trusted to its version.
-    const bool is_parameter = tensor.requires_grad() && tensor.is_leaf();
+    const bool is_parameter = (tensor.requires_grad() && tensor.is_leaf()) || is_parameter_object(tensor);
     const bool is_torchs = storage->allocator() != nullptr || storage->nbytes() == 0;
     const uint32_t opaque = is_parameter || is_torchs ? 0 : static_cast<uint32_t>(TFG_STORAGE_OPAQUE);
     id = add_slot(*this, storage, TFG_STORAGE_EXTERNAL | opaque);
     Slot &slot = slots.back();
     slot.strong = slot.weak.lock();
     slot.is_parameter = is_parameter;
+    if (is_parameter) slot.watch->is_parameter = true;
     if (!tensor.is_inference()) {
         slot.version = tensor.unsafeGetTensorImpl()->version_counter();
         slot.version_seen = slot.version.current_version();
@@ -170,13 +178,14 @@ void Tape::drop_slot(int32_t id, Graveyard &dead) {
 
 // Small externals are put aside before anything is dropped that leans on them: counters, masks and scales change often.
 static void put_aside_small_externals(Tape &tape) {
+    tfg_keep_prune(tape.core);
     const auto view = tape.look();
     for (int32_t id = 0; id < view.n_storages; ++id) {
         const tfg_storage &storage = view.storages[id];
         Slot &slot = tape.slots[static_cast<size_t>(id)];
         if (!(storage.flags & TFG_STORAGE_EXTERNAL) || (storage.flags & TFG_STORAGE_OPAQUE) || storage.current == TFG_NONE) continue;
-        slot.is_relied_on = true;
-        if (storage.size_bytes > Tape::put_aside_bytes || slot.is_parameter || tape.copies.count(storage.current) || !slot.strong)
+        if (!view.values[storage.current].is_needed) continue;
+        if (storage.size_bytes > Tape::put_aside_bytes || slot.is_parameter || slot.is_saved || tape.copies.count(storage.current) || !slot.strong)
             continue;
         tape.copies[storage.current] = copy_storage(*slot.strong);
     }
@@ -200,6 +209,7 @@ void Tape::settle(int32_t first_op, int64_t key, Graveyard &dead) {
     for (size_t id = 0; id < slots.size(); ++id) notice_foreign_writes(static_cast<int32_t>(id));
     compare_fingerprints(*this);
     check(tfg_keep_settle(core, first_op));
+    for (Slot &slot : slots) slot.is_relied_on = true; // from here on, a write that is recorded puts the old value aside first
     bool is_any_droppable = false;
     for (const int32_t id : held_since) is_any_droppable |= tfg_keep_is_droppable(core, id);
     if (is_any_droppable) put_aside_small_externals(*this);
