@@ -160,7 +160,7 @@ def reduce(m, a, b, n):
     a = matrix(a)
     kinds = (lambda: a.sum(0), lambda: a.mean(1, keepdim=True), lambda: a.amax(1), lambda: a.max(0).values,
              lambda: a.var(1), lambda: a.norm(), lambda: a.prod(1), lambda: a.std(), lambda: a.sort(1).values,
-             lambda: a.topk(2).values, lambda: a.median(1).values, lambda: a.cummax(0).values)
+             lambda: a.topk(2).values, lambda: a.contiguous().median(1).values, lambda: a.cummax(0).values)
     return kinds[n % len(kinds)]()
 
 

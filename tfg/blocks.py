@@ -80,7 +80,24 @@ def _by_class(model):
     found = []
     if names:
         _collect_class(model, "", names, found)
-    return found
+    return _lifted(model, found)
+
+
+def _lifted(model, found):
+    """Pieces of repeated layers (ResNet names its convolutions) give way to the layers: the entries of the nearest container
+    above a piece's own that holds pieces in two or more entries."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    lifted = {}
+    for name, module in found:
+        parts = name.split(".")
+        for depth in range(len(parts) - 2, 0, -1):
+            container, entry = ".".join(parts[: depth - 1]), ".".join(parts[:depth])
+            holders = {n.split(".")[depth - 1] for n, _ in found if n.startswith(container + "." if container else "")}
+            if isinstance(modules[container], CONTAINERS) and len(holders) > 1 and _is_callable(modules[entry]):
+                name, module = entry, modules[entry]
+                break
+        lifted[name] = module
+    return list(lifted.items())
 
 
 def _collect_class(module, name, names, found):

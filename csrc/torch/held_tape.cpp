@@ -111,7 +111,8 @@ int32_t Tape::find_or_add_external(const at::Tensor &tensor, c10::StorageImpl *s
         return id;
     }
     // Memory that torch's allocator did not hand out can change without a trace. A parameter is trusted to its version.
-    const bool is_parameter = (tensor.requires_grad() && tensor.is_leaf()) || is_parameter_object(tensor);
+    const at::Tensor owner = tensor.is_view() ? at::Tensor(tensor._base()) : tensor;
+    const bool is_parameter = (owner.requires_grad() && owner.is_leaf()) || is_parameter_object(owner);
     const bool is_torchs = storage->allocator() != nullptr || storage->nbytes() == 0;
     const uint32_t opaque = is_parameter || is_torchs ? 0 : static_cast<uint32_t>(TFG_STORAGE_OPAQUE);
     id = add_slot(*this, storage, TFG_STORAGE_EXTERNAL | opaque);
@@ -187,7 +188,7 @@ static void put_aside_small_externals(Tape &tape) {
         if (!view.values[storage.current].is_needed) continue;
         if (storage.size_bytes > Tape::put_aside_bytes || slot.is_parameter || slot.is_saved || tape.copies.count(storage.current) || !slot.strong)
             continue;
-        tape.copies[storage.current] = copy_storage(*slot.strong);
+        tape.copies[storage.current] = slot.watch->share_copy();
     }
 }
 

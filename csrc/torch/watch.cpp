@@ -4,6 +4,7 @@
 #include <c10/util/flat_hash_map.h>
 
 #include <algorithm>
+#include <cstring>
 #include <mutex>
 
 #include "cpu/fingerprint.h"
@@ -76,6 +77,20 @@ void Watch::release_resources() {
 void Watch::arm() {
     if (StoragePtr storage = weak_.lock(); storage && can_see && !storage->has_materializer())
         storage->set_materializer(&on_mutable_access);
+}
+
+StoragePtr Watch::share_copy() {
+    StoragePtr storage, known;
+    {
+        std::lock_guard<std::mutex> lock(registry().mutex);
+        storage = weak_.lock();
+        if (copy_) known = copy_->lock();
+    }
+    if (known && known->nbytes() == storage->nbytes() && std::memcmp(known->data(), storage->data(), known->nbytes()) == 0) return known;
+    StoragePtr fresh = copy_storage(*storage);
+    std::lock_guard<std::mutex> lock(registry().mutex);
+    copy_.emplace(fresh);
+    return fresh;
 }
 
 std::optional<Fingerprint> Watch::before(uint32_t count) const {

@@ -34,6 +34,7 @@ struct Watch final : c10::intrusive_ptr_target {
     explicit Watch(StoragePtr storage);
 
     void arm(); // cheap when armed already; not possible while copy-on-write owns the slot (can_see is then false)
+    StoragePtr share_copy(); // the bytes as they are now, one copy for all tapes that ask while they stay the same
     std::optional<Fingerprint> before(uint32_t count) const; // the bytes just before access number `count` + 1
 
     std::atomic<uint32_t> n_accesses{0};
@@ -48,6 +49,7 @@ struct Watch final : c10::intrusive_ptr_target {
     c10::StorageImpl *address_;
     WeakStorage weak_; // keeps the address from being used again
     StoragePtr pinned_;
+    std::optional<WeakStorage> copy_;
     const void *data_; // where the bytes were when last seen
     std::vector<std::pair<uint32_t, Fingerprint>> before_;
 };
