@@ -214,6 +214,7 @@ void Tape::settle(int32_t first_op, int64_t key, Graveyard &dead) {
     bool is_any_droppable = false;
     for (const int32_t id : held_since) is_any_droppable |= tfg_keep_is_droppable(core, id);
     if (is_any_droppable) put_aside_small_externals(*this);
+    if (keeps_all) return;
     for (const int32_t id : held_since) {
         const auto view = look();
         const int64_t size_bytes = view.storages[id].size_bytes;
@@ -276,7 +277,7 @@ void Tape::clear(Graveyard &dead) {
     slots.clear(), records.clear(), arguments.clear(), tensors.clear(), dims.clear(), constants.clear(), outputs.clear();
     rngs.clear(), ambients.clear(), by_storage.clear(), fingerprints.clear(), held_since.clear(), put_back.clear();
     n_handles = 0;
-    is_pruned = false;
+    is_pruned = keeps_all = false;
     graph_task = -1;
 }
 

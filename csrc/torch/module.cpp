@@ -32,6 +32,24 @@ struct PyTape {
     }
 };
 
+// For the tests: what could be let go of now, and letting go of just some of it.
+std::vector<int32_t> droppable(const PyTape &self) {
+    std::lock_guard<std::mutex> lock(self.tape->mutex);
+    std::vector<int32_t> ids;
+    for (int32_t id = 0; id < static_cast<int32_t>(self.tape->slots.size()); ++id)
+        if (self.tape->slots[static_cast<size_t>(id)].strong && tfg_keep_is_droppable(self.tape->core, id)) ids.push_back(id);
+    return ids;
+}
+
+void drop(const PyTape &self, const std::vector<int32_t> &ids) {
+    Graveyard dead;
+    std::lock_guard<std::mutex> lock(self.tape->mutex);
+    for (const int32_t id : ids) {
+        if (id < 0 || static_cast<size_t>(id) >= self.tape->slots.size()) throw py::index_error("no storage " + std::to_string(id));
+        self.tape->drop_slot(id, dead);
+    }
+}
+
 // One region around function(*args, **kwargs). The result, or nullptr with Python's error set.
 PyObject *call_in_region(const std::shared_ptr<Tape> &on, bool is_own_tape, int64_t key, PyObject *function, PyObject *args,
                          PyObject *kwargs) {
@@ -125,6 +143,10 @@ void add_tape(py::module_ &m) {
         .def("close", &PyTape::close)
         .def_property_readonly("n_ops", [](const PyTape &self) { return self.tape->look().n_ops; })
         .def_property_readonly("n_handles", [](const PyTape &self) { return self.tape->n_handles; })
+        .def_property("keeps_all", [](const PyTape &self) { return self.tape->keeps_all; },
+                      [](PyTape &self, bool keeps) { self.tape->keeps_all = keeps; })
+        .def("droppable", &droppable)
+        .def("drop", &drop)
         .def("check", [](const PyTape &self) {
             tfg_error words = {};
             std::lock_guard<std::mutex> lock(self.tape->mutex);
