@@ -177,8 +177,9 @@ void Tape::drop_slot(int32_t id, Graveyard &dead) {
     if (slot.strong && tfg_keep_is_droppable(core, id)) dead.push_back(std::move(slot.strong));
 }
 
-// Small externals are put aside before anything is dropped that leans on them: counters, masks and scales change often.
-static void put_aside_small_externals(Tape &tape) {
+// Before anything is dropped that leans on externals: small ones are put aside (counters, masks and scales change often); the bytes
+// of large ones are noted, since someone may hold a raw pointer to them from before (a NumPy view).
+static void rely_on_externals(Tape &tape) {
     tfg_keep_prune(tape.core);
     const auto view = tape.look();
     for (int32_t id = 0; id < view.n_storages; ++id) {
@@ -186,8 +187,11 @@ static void put_aside_small_externals(Tape &tape) {
         Slot &slot = tape.slots[static_cast<size_t>(id)];
         if (!(storage.flags & TFG_STORAGE_EXTERNAL) || (storage.flags & TFG_STORAGE_OPAQUE) || storage.current == TFG_NONE) continue;
         if (!view.values[storage.current].is_needed) continue;
-        if (storage.size_bytes > Tape::put_aside_bytes || slot.is_parameter || slot.is_saved || tape.copies.count(storage.current) || !slot.strong)
+        if (slot.is_parameter || !slot.strong || tape.copies.count(storage.current) || tape.external_bytes.count(storage.current)) continue;
+        if (slot.is_saved || storage.size_bytes > Tape::put_aside_bytes) {
+            tape.external_bytes[storage.current] = fingerprint_of(*slot.strong);
             continue;
+        }
         tape.copies[storage.current] = slot.watch->share_copy();
     }
 }
@@ -213,7 +217,7 @@ void Tape::settle(int32_t first_op, int64_t key, Graveyard &dead) {
     for (Slot &slot : slots) slot.is_relied_on = true; // from here on, a write that is recorded puts the old value aside first
     bool is_any_droppable = false;
     for (const int32_t id : held_since) is_any_droppable |= tfg_keep_is_droppable(core, id);
-    if (is_any_droppable) put_aside_small_externals(*this);
+    if (is_any_droppable) rely_on_externals(*this);
     if (keeps_all) return;
     for (const int32_t id : held_since) {
         const auto view = look();
@@ -275,7 +279,7 @@ void Tape::clear(Graveyard &dead) {
     copies.clear();
     tfg_tape_reset(core);
     slots.clear(), records.clear(), arguments.clear(), tensors.clear(), dims.clear(), constants.clear(), outputs.clear();
-    rngs.clear(), ambients.clear(), by_storage.clear(), fingerprints.clear(), held_since.clear(), put_back.clear();
+    rngs.clear(), ambients.clear(), by_storage.clear(), fingerprints.clear(), external_bytes.clear(), held_since.clear(), put_back.clear();
     n_handles = 0;
     is_pruned = keeps_all = false;
     graph_task = -1;

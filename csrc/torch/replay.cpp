@@ -64,14 +64,23 @@ class Replay {
                                     !tape_.slots[static_cast<size_t>(v.storage)].live());
     }
 
-    StoragePtr storage_for(int32_t value) const {
+    StoragePtr storage_for(int32_t value) {
         auto it = private_.find(value);
         if (it != private_.end()) return it->second;
-        if (StoragePtr live = tape_.source(value)) return live;
         const tfg_value &v = tape_.look().values[value];
+        if (StoragePtr live = tape_.source(value); live && is_as_relied_on(value, *live)) return live;
         throw Error("tfg: storage " + std::to_string(v.storage) + ", needed for a replay, " +
                     (v.producer == TFG_NONE ? "came from outside the region and was changed or freed after the forward"
                                             : "was changed after the forward by a write that was not recorded"));
+    }
+
+    // Compared once per tape: a raw pointer from before the region leaves no other trace.
+    bool is_as_relied_on(int32_t value, const c10::StorageImpl &live) {
+        auto it = tape_.external_bytes.find(value);
+        if (it == tape_.external_bytes.end()) return true;
+        if (tape_.copies.count(value) == 0 && fingerprint_of(live) != it->second) return false;
+        tape_.external_bytes.erase(it);
+        return true;
     }
 
     at::Tensor build(const TensorRef &ref) {
