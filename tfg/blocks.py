@@ -84,19 +84,17 @@ def _by_class(model):
 
 
 def _lifted(model, found):
-    """Pieces of repeated layers (ResNet names its convolutions) give way to the layers: the entries of the nearest container
-    above a piece's own that holds pieces in two or more entries."""
+    """Layers in stages are two containers deep. What stands deeper is a piece of a layer (ResNet names its convolutions) and
+    gives way to the layer: the second container's entry."""
     modules = dict(model.named_modules(remove_duplicate=False))
     lifted = {}
-    for name, module in found:
+    for name, _ in found:
         parts = name.split(".")
-        for depth in range(len(parts) - 2, 0, -1):
-            container, entry = ".".join(parts[: depth - 1]), ".".join(parts[:depth])
-            holders = {n.split(".")[depth - 1] for n, _ in found if n.startswith(container + "." if container else "")}
-            if isinstance(modules[container], CONTAINERS) and len(holders) > 1 and _is_callable(modules[entry]):
-                name, module = entry, modules[entry]
-                break
-        lifted[name] = module
+        prefixes = [".".join(parts[:depth]) for depth in range(len(parts))]
+        depths = [depth for depth, prefix in enumerate(prefixes) if isinstance(modules[prefix], CONTAINERS)]
+        if len(depths) > 2:
+            name = ".".join(parts[: depths[1] + 1])
+        lifted[name] = modules[name]
     return list(lifted.items())
 
 

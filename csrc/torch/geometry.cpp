@@ -55,7 +55,7 @@ StoragePtr copy_storage(const c10::StorageImpl &source) {
     }
     if (size_bytes) std::memcpy(block.mutable_get(), source.data(), size_bytes);
     return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), size_bytes, std::move(block), allocator,
-                                                 /*resizable=*/false);
+                                                 /*resizable=*/misalignment == 0);
 }
 
 bool covers_storage(const at::Tensor &tensor) {
