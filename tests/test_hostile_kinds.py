@@ -58,9 +58,11 @@ def perceptron(width=4, depth=2, dropout=0.0, seed=0):
 
 
 @pytest.fixture(autouse=True)
-def leaves_no_trace():
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks
+def one_thread_and_no_trace():
+    hooks, n_threads = torch._C._autograd._top_saved_tensors_default_hooks, torch.get_num_threads()
+    torch.set_num_threads(1)
     yield
+    torch.set_num_threads(n_threads)
     assert not _C.in_region()
     assert hooks(True) is None
     assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
@@ -563,7 +565,10 @@ def in_threads(*functions):
     results = [None] * len(functions)
 
     def go(i):
-        results[i] = functions[i]()
+        try:
+            results[i] = functions[i]()
+        except Exception as error:
+            results[i] = f"{type(error).__name__}: {error}"
     threads = [threading.Thread(target=go, args=(i,)) for i in range(len(functions))]
     for thread in threads:
         thread.start()

@@ -88,8 +88,9 @@ class BlockState:
         A block that FSDP manages is a segment of its own: only its parameters are there in its backward.
         """
         stack = self.stack
-        if stack.interval == 1 or "_is_fsdp_managed_module" in block.__dict__:
-            return C.run(None, self.key, function, args, kwargs)
+        is_sharded = "_is_fsdp_managed_module" in block.__dict__
+        if stack.interval == 1 or is_sharded:
+            return C.run(is_sharded or None, self.key, function, args, kwargs)
         cursor = stack.here.cursor
         tape = cursor.begin(self.positions, stack.interval)
         try:

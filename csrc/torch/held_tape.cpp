@@ -39,7 +39,7 @@ void Tape::recycle(Tape *tape) {
         Graveyard dead;
         tape->clear(dead);
     }
-    tape->is_closed = false;
+    tape->is_closed = tape->trusts_parameters = false;
     {
         std::lock_guard<std::mutex> lock(pool().mutex);
         if (pool().warm.size() < pool_tapes) {
@@ -119,7 +119,6 @@ int32_t Tape::find_or_add_external(const at::Tensor &tensor, c10::StorageImpl *s
     Slot &slot = slots.back();
     slot.strong = slot.weak.lock();
     slot.is_parameter = is_parameter;
-    if (is_parameter) slot.watch->is_parameter = true;
     if (!tensor.is_inference()) {
         slot.version = tensor.unsafeGetTensorImpl()->version_counter();
         slot.version_seen = slot.version.current_version();
@@ -130,7 +129,7 @@ int32_t Tape::find_or_add_external(const at::Tensor &tensor, c10::StorageImpl *s
 void Tape::notice_foreign_writes(int32_t id) {
     Slot &slot = slots[static_cast<size_t>(id)];
     const uint32_t now = slot.watch->n_accesses.load();
-    if (now == slot.accesses_seen) return;
+    if (now == slot.accesses_seen || (trusts_parameters && slot.is_parameter)) return;
     slot.accesses_seen = now;
     check(tfg_tape_foreign_write(core, id, /*is_opaque=*/true));
 }
@@ -160,7 +159,8 @@ StoragePtr Tape::source(int32_t value) const {
     const bool is_external = (storage.flags & TFG_STORAGE_EXTERNAL) != 0;
     const uint32_t accesses = slot.watch->n_accesses.load();
     bool is_same = accesses == slot.accesses_seen;
-    if (is_external && !slot.watch->can_see && slot.version.enabled()) is_same = slot.version.current_version() == slot.version_seen;
+    const bool is_trusted = trusts_parameters && slot.is_parameter;
+    if (is_external && (is_trusted || !slot.watch->can_see) && slot.version.enabled()) is_same = slot.version.current_version() == slot.version_seen;
     if (!is_same) {
         const auto before = slot.watch->before(slot.accesses_seen);
         is_same = before && *before == fingerprint_of(*live);

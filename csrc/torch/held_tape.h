@@ -129,6 +129,7 @@ class Tape : public std::enable_shared_from_this<Tape> {
     int32_t n_regions = 0; // running now
     bool is_closed = false;
     bool is_pruned = false;
+    bool trusts_parameters = false; // a sharding engine frees and refills them: trusted to their version
     bool keeps_all = false; // settles, lets go of nothing by itself: the tests choose what is dropped
     int64_t graph_task = -1; // the backward that a drop_put_back is queued for
 

@@ -66,7 +66,8 @@ PyObject *call_in_region(const std::shared_ptr<Tape> &on, bool is_own_tape, int6
     return result;
 }
 
-// run(tape or None, key, function, args, kwargs)
+// run(tape, key, function, args, kwargs); tape: a segment's, None for one of the region's own, True for that where a sharding engine
+// frees and refills the parameters
 PyObject *run(PyObject *, PyObject *const *given, Py_ssize_t n_given) {
     HANDLE_TH_ERRORS
     TORCH_CHECK_TYPE(n_given == 5, "run(tape, key, function, args, kwargs) takes 5 arguments, got ", n_given);
@@ -76,6 +77,11 @@ PyObject *run(PyObject *, PyObject *const *given, Py_ssize_t n_given) {
     if (key == -1 && PyErr_Occurred()) return nullptr;
     try {
         if (Region *outer = current_region()) return call_in_region(outer->tape, false, key, function, args, kwargs);
+        if (given[0] == Py_True) {
+            auto tape = Tape::make();
+            tape->trusts_parameters = true;
+            return call_in_region(tape, true, key, function, args, kwargs);
+        }
         if (given[0] == Py_None) return call_in_region(Tape::make(), true, key, function, args, kwargs);
         const auto &segment = py::handle(given[0]).cast<PyTape &>().tape;
         TORCH_CHECK_VALUE(!segment->is_closed, "this tape is closed");

@@ -49,8 +49,6 @@ void on_mutable_access(c10::StorageImpl *storage) {
         found = it->second.lock();
     }
     if (!found) return;
-    const bool is_moved = std::exchange(found->data_, storage->data()) != storage->data();
-    if (is_moved && found->is_parameter) return;
     std::optional<Fingerprint> now;
     if (!is_written) now = fingerprint_of(*storage);
     std::lock_guard<std::mutex> lock(all.mutex);
@@ -59,7 +57,7 @@ void on_mutable_access(c10::StorageImpl *storage) {
     if (found->n_handles.load() > 0) found->pinned_ = found->weak_.lock();
 }
 
-Watch::Watch(StoragePtr storage) : address_(storage.get()), weak_(storage), data_(storage->data()) {}
+Watch::Watch(StoragePtr storage) : address_(storage.get()), weak_(storage) {}
 
 void Watch::release_resources() {
     StoragePtr alive, pinned;

@@ -40,7 +40,6 @@ struct Watch final : c10::intrusive_ptr_target {
     std::atomic<uint32_t> n_accesses{0};
     std::atomic<int32_t> n_handles{0};
     bool can_see = false;
-    std::atomic<bool> is_parameter{false}; // a sharding engine may free and refill it: new memory is no write
 
     void release_resources() override; // the last owner is gone: out of the registry, off the storage
 
@@ -50,7 +49,6 @@ struct Watch final : c10::intrusive_ptr_target {
     WeakStorage weak_; // keeps the address from being used again
     StoragePtr pinned_;
     std::optional<WeakStorage> copy_;
-    const void *data_; // where the bytes were when last seen
     std::vector<std::pair<uint32_t, Fingerprint>> before_;
 };
 
