@@ -152,7 +152,8 @@ def convolve(m, a, b, n):
 
 @operator
 def softmax(m, a, b, n):
-    return (a.softmax(-1), a.log_softmax(-1), a.logsumexp(-1, keepdim=True), a.cumsum(-1))[n % 4] if a.dim() else a.sin()
+    kinds = (a.softmax, a.log_softmax, a.logsumexp, a.cumsum)
+    return kinds[n % 4](-1) if a.dim() else a.sin()
 
 
 @operator
@@ -177,14 +178,16 @@ def index(m, a, b, n):
 @operator
 def join(m, a, b, n):
     a, b = matrix(a), matrix(b)
-    return (torch.cat([a, b]), torch.stack([a, b.to(a.dtype)]).sum(0), torch.cat([a, a.detach()], 1),
-            torch.einsum("ij,kj->ik", mild(a), b.to(a.dtype)), torch.cat([a[:0], b, a[1:]]))[n % 5]
+    kinds = (lambda: torch.cat([a, b]), lambda: torch.stack([a, b.to(a.dtype)]).sum(0), lambda: torch.cat([a, a.detach()], 1),
+             lambda: torch.einsum("ij,kj->ik", mild(a), b.to(a.dtype)), lambda: torch.cat([a[:0], b, a[1:]]))
+    return kinds[n % 5]()
 
 
 @operator
 def split(m, a, b, n):
     a = matrix(a)
-    return (a.split([1, 3]), a.chunk(2, 1), a.unbind(0)[:2], torch.tensor_split(a, 3, 1))[n % 4]
+    kinds = (lambda: a.split([1, 3]), lambda: a.chunk(2, 1), lambda: a.unbind(0)[:2], lambda: torch.tensor_split(a, 3, 1))
+    return kinds[n % 4]()
 
 
 @operator
@@ -208,7 +211,8 @@ def view(m, a, b, n):
 def complex_view(m, a, b, n):
     c = torch.view_as_complex(matrix(mild(a)).float().contiguous().view(4, 3, 2))
     d = c.conj() * (c if n % 2 else c.exp())
-    return (torch.view_as_real(d.resolve_conj()), d.real, d.conj().imag, d.abs())[n % 4]
+    kinds = (lambda: torch.view_as_real(d.resolve_conj()), lambda: d.real, lambda: d.conj().imag, d.abs)
+    return kinds[n % 4]()
 
 
 @operator
@@ -330,8 +334,9 @@ def out_argument(m, a, b, n):
 # ------------------------------------------------------------------------------------------------- randomness
 @operator
 def dropout(m, a, b, n):
-    return (F.dropout(a, 0.5), F.dropout(a * 1, 0.3, inplace=True), F.alpha_dropout(a, 0.2, training=True),
-            F.rrelu(a, training=True))[n % 4]
+    kinds = (lambda: F.dropout(a, 0.5), lambda: F.dropout(a * 1, 0.3, inplace=True),
+             lambda: F.alpha_dropout(a, 0.2, training=True), lambda: F.rrelu(a, training=True))
+    return kinds[n % 4]()
 
 
 @operator
@@ -585,9 +590,9 @@ def compared(program, choice, settings):
     expected, expected_failure, _ = outcome(program, choice, PLAIN)
     found = {}
     for setting in settings:
-        got, failure, has_changed_a_parameter = outcome(program, choice, setting)
-        if isinstance(failure, tfg.Error) and (has_changed_a_parameter or isinstance(expected_failure, RuntimeError)):
-            continue  # the documented departure
+        got, failure, _ = outcome(program, choice, setting)
+        if isinstance(failure, tfg.Error):
+            continue  # the documented departure: loud. What must never happen is other numbers, or another exception
         if wrong := mismatch(expected, expected_failure, got, failure):
             found[setting.name] = wrong
     return found

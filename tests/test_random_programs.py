@@ -32,7 +32,7 @@ def settings_for(data):
     return [SETTINGS[(first + 2 * i) % len(SETTINGS)] for i in range(3)]
 
 
-@settings(max_examples=N_PROGRAMS, deadline=None, database=None, print_blob=True, derandomize=False,
+@settings(max_examples=N_PROGRAMS, deadline=None, database=None, print_blob=True, derandomize="CI" in os.environ,
           suppress_health_check=list(HealthCheck))
 @given(data=PROGRAMS)
 def test_random_programs_are_bitwise_in_regions(data):
