@@ -23,7 +23,7 @@ def add_demo(commands):
     demo.add_argument("--hidden", type=int, default=192, help="width of the model, a multiple of 64")
     demo.add_argument("--dropout", type=float, default=0.1, help="dropout after attention and after the MLP")
     demo.add_argument("--freeze", action="store_true", help="freeze the embedding and the lower third of the blocks")
-    demo.add_argument("--bf16", action="store_true", help="run under bfloat16 autocast")
+    demo.add_argument("--bf16", action="store_true", help="run under bfloat16 autocast (slow on a CPU without bfloat16 units)")
     demo.add_argument("--seed", type=int, default=0, help="seed of weights, text and dropout")
     demo.add_argument("--png", default="demo.png", help="where the picture of memory over time goes")
     demo.set_defaults(run=run_demo)

@@ -264,7 +264,8 @@ class RichScreen:
         self.console = console.Console()
         columns = (progress.SpinnerColumn(), progress.BarColumn(), progress.MofNCompleteColumn(),
                    progress.TimeRemainingColumn(), progress.TextColumn("[dim]{task.description}"))
-        self.progress = progress.Progress(*columns, console=self.console, transient=True)
+        self.progress = progress.Progress(*columns, console=self.console, transient=True,
+                                          refresh_per_second=4)
         self.task = self.progress.add_task("", total=total)
 
     def __enter__(self):
