@@ -598,6 +598,15 @@ def compared(program, choice, settings):
     return found
 
 
+def refusals(data, settings):
+    """Names of the settings that raise tfg.Error where plain is fine and no parameter was changed: loud, but not wanted."""
+    program, choice = decode(data)
+    if outcome(program, choice, PLAIN)[1] is not None:
+        return []
+    ends = {setting.name: outcome(program, choice, setting) for setting in settings}
+    return [name for name, (_, failure, has_changed) in ends.items() if isinstance(failure, tfg.Error) and not has_changed]
+
+
 def mismatch(expected, expected_failure, got, failure):
     if type(expected_failure) is not type(failure):
         return [f"plain: {shown(expected_failure)}, tfg: {shown(failure)}"]

@@ -250,7 +250,7 @@ class Keeps(torch.autograd.Function):
 @program
 def custom_function_reads_what_it_saved_once_twice_never(ck):
     x = leaf(4)
-    y = sum(ck(lambda x: curvy(Keeps.apply(x * 2, n)) * n, x) for n in (1, 2, 3))
+    y = sum(ck(lambda x, n: curvy(Keeps.apply(x * 2, n)) * n, x, n) for n in (1, 2, 3))
     return gradients(y.sum(), x)
 
 
