@@ -163,7 +163,8 @@ StoragePtr Tape::source(int32_t value) const {
     if (is_external && (is_trusted || !slot.watch->can_see) && slot.version.enabled()) is_same = slot.version.current_version() == slot.version_seen;
     if (!is_same) {
         const auto before = slot.watch->before(slot.accesses_seen);
-        is_same = before && *before == fingerprint_of(*live);
+        if (before && before->copy) return before->copy;
+        is_same = before && before->bytes && *before->bytes == fingerprint_of(*live);
     }
     return is_same ? live : nullptr;
 }
@@ -188,7 +189,8 @@ static void rely_on_externals(Tape &tape) {
         if (!(storage.flags & TFG_STORAGE_EXTERNAL) || (storage.flags & TFG_STORAGE_OPAQUE) || storage.current == TFG_NONE) continue;
         if (!view.values[storage.current].is_needed) continue;
         if (slot.is_parameter || !slot.strong || tape.copies.count(storage.current) || tape.external_bytes.count(storage.current)) continue;
-        if (slot.is_saved || storage.size_bytes > Tape::put_aside_bytes) {
+        slot.watch->relied_on_at = slot.accesses_seen;
+        if (slot.is_saved || static_cast<size_t>(storage.size_bytes) > put_aside_bytes) {
             tape.external_bytes[storage.current] = fingerprint_of(*slot.strong);
             continue;
         }

@@ -72,7 +72,7 @@ struct Slot {
     uint32_t version_seen = 0;
     bool is_garbage = false;  // some bytes were never written
     bool is_parameter = false;
-    bool is_saved = false; // autograd keeps it too, with its version
+    bool is_saved = false; // autograd keeps it too: put aside only when it is about to change
     bool is_relied_on = false; // an external that settled values lean on
 
     explicit Slot(WeakStorage w) : weak(std::move(w)) {}
@@ -81,7 +81,6 @@ struct Slot {
 
 class Tape : public std::enable_shared_from_this<Tape> {
   public:
-    static constexpr int64_t put_aside_bytes = 64 << 10; // small externals are put aside before anything leans on them
     static std::shared_ptr<Tape> make();
     ~Tape();
     Tape(const Tape &) = delete;

@@ -256,7 +256,7 @@ void commit(Region &region, Draft &draft, const c10::OperatorHandle &op, const S
         slot.accesses_seen = slot.watch->n_accesses.load();
         // A large external that regions write (a scratch buffer, a cache) will be written again: nothing may lean on it.
         const tfg_storage known = tape.look().storages[id];
-        const bool is_scratch = (known.flags & TFG_STORAGE_EXTERNAL) && known.size_bytes > Tape::put_aside_bytes;
+        const bool is_scratch = (known.flags & TFG_STORAGE_EXTERNAL) && static_cast<size_t>(known.size_bytes) > put_aside_bytes;
         if (is_scratch || !slot.watch->can_see) check(tfg_tape_foreign_write(tape.core, id, true));
     }
     const bool is_pinned = draft.why != Why::NONE;

@@ -54,7 +54,13 @@ class Replay {
         ops_.assign(ops, ops + n);
         const auto view = tape_.look();
         for (const int32_t op : ops_)
-            for (int32_t i = 0; i < view.ops[op].n_reads; ++i) n_readers_[view.refs[view.ops[op].first_ref + i]] += 1;
+            for (int32_t i = 0; i < view.ops[op].n_reads; ++i) pin(view.refs[view.ops[op].first_ref + i]);
+    }
+
+    // The working set: another thread's backward may end, and let go of what is live now, between two operators of this replay.
+    void pin(int32_t value) {
+        if (n_readers_[value]++ > 0) return;
+        if (StoragePtr live = tape_.source(value)) pinned_[value] = std::move(live);
     }
 
     bool is_wanted_back(int32_t value) const {
@@ -68,7 +74,8 @@ class Replay {
         auto it = private_.find(value);
         if (it != private_.end()) return it->second;
         const tfg_value &v = tape_.look().values[value];
-        if (StoragePtr live = tape_.source(value); live && is_as_relied_on(value, *live)) return live;
+        auto live = pinned_.find(value);
+        if (live != pinned_.end() && is_as_relied_on(value, *live->second)) return live->second;
         throw Error("tfg: storage " + std::to_string(v.storage) + ", needed for a replay, " +
                     (v.producer == TFG_NONE ? "came from outside the region and was changed or freed after the forward"
                                             : "was changed after the forward by a write that was not recorded"));
@@ -204,6 +211,10 @@ class Replay {
     }
 
     void forget(int32_t value) {
+        if (auto live = pinned_.find(value); live != pinned_.end()) {
+            released_.push_back(std::move(live->second));
+            pinned_.erase(live);
+        }
         auto it = private_.find(value);
         if (it == private_.end()) return;
         released_.push_back(std::move(it->second));
@@ -232,7 +243,7 @@ class Replay {
     Tape &tape_;
     int32_t wanted_;
     std::vector<int32_t> ops_;
-    ska::flat_hash_map<int32_t, StoragePtr> private_, for_writing_;
+    ska::flat_hash_map<int32_t, StoragePtr> private_, pinned_, for_writing_;
     ska::flat_hash_map<int32_t, int32_t> n_readers_;
     Graveyard released_;
 };

@@ -49,10 +49,11 @@ void on_mutable_access(c10::StorageImpl *storage) {
         found = it->second.lock();
     }
     if (!found) return;
-    std::optional<Fingerprint> now;
-    if (!is_written) now = fingerprint_of(*storage);
+    Before before{found->n_accesses.load(), std::nullopt, nullptr};
+    if (!is_written) before.bytes = fingerprint_of(*storage);
+    if (found->relied_on_at == before.count && storage->nbytes() <= put_aside_bytes) before.copy = copy_storage(*storage);
     std::lock_guard<std::mutex> lock(all.mutex);
-    if (now) found->before_.emplace_back(found->n_accesses.load(), *now);
+    if (before.bytes || before.copy) found->before_.push_back(std::move(before));
     found->n_accesses.fetch_add(1);
     if (found->n_handles.load() > 0) found->pinned_ = found->weak_.lock();
 }
@@ -61,6 +62,7 @@ Watch::Watch(StoragePtr storage) : address_(storage.get()), weak_(storage) {}
 
 void Watch::release_resources() {
     StoragePtr alive, pinned;
+    std::vector<Before> before;
     {
         Registry &all = registry();
         std::lock_guard<std::mutex> lock(all.mutex);
@@ -68,6 +70,7 @@ void Watch::release_resources() {
         if (it != all.by_address.end() && it->second._unsafe_get_target() == this) all.by_address.erase(it);
         alive = weak_.lock();
         pinned = std::move(pinned_);
+        before = std::move(before_);
     }
     if (alive && can_see && alive->has_materializer()) alive->clear_materializer();
 }
@@ -91,10 +94,10 @@ StoragePtr Watch::share_copy() {
     return fresh;
 }
 
-std::optional<Fingerprint> Watch::before(uint32_t count) const {
+std::optional<Before> Watch::before(uint32_t count) const {
     std::lock_guard<std::mutex> lock(registry().mutex);
-    for (const auto &[at, bytes] : before_)
-        if (at == count) return bytes;
+    for (const Before &each : before_)
+        if (each.count == count) return each;
     return std::nullopt;
 }
 

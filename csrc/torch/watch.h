@@ -27,18 +27,28 @@
 
 namespace tfg {
 
+constexpr size_t put_aside_bytes = 64 << 10; // storages up to this size are put aside rather than only noted
+
 using Fingerprint = std::array<uint64_t, 2>;
 Fingerprint fingerprint_of(const c10::StorageImpl &storage);
+
+// What a storage held just before an access that was counted.
+struct Before {
+    uint32_t count;
+    std::optional<Fingerprint> bytes; // not for a recorded write: the recorder puts aside what its own tape needs
+    StoragePtr copy;                  // where the storage is small and a tape leaned on it
+};
 
 struct Watch final : c10::intrusive_ptr_target {
     explicit Watch(StoragePtr storage);
 
     void arm(); // cheap when armed already; not possible while copy-on-write owns the slot (can_see is then false)
     StoragePtr share_copy(); // the bytes as they are now, one copy for all tapes that ask while they stay the same
-    std::optional<Fingerprint> before(uint32_t count) const; // the bytes just before access number `count` + 1
+    std::optional<Before> before(uint32_t count) const; // just before access number `count` + 1
 
     std::atomic<uint32_t> n_accesses{0};
     std::atomic<int32_t> n_handles{0};
+    std::atomic<int64_t> relied_on_at{-1}; // the count at which a tape last leaned on the bytes
     bool can_see = false;
 
     void release_resources() override; // the last owner is gone: out of the registry, off the storage
@@ -49,7 +59,7 @@ struct Watch final : c10::intrusive_ptr_target {
     WeakStorage weak_; // keeps the address from being used again
     StoragePtr pinned_;
     std::optional<WeakStorage> copy_;
-    std::vector<std::pair<uint32_t, Fingerprint>> before_;
+    std::vector<Before> before_;
 };
 
 using WatchPtr = c10::intrusive_ptr<Watch>;
