@@ -130,6 +130,8 @@ void Tape::notice_foreign_writes(int32_t id) {
     Slot &slot = slots[static_cast<size_t>(id)];
     const uint32_t now = slot.watch->n_accesses.load();
     if (now == slot.accesses_seen || (trusts_parameters && slot.is_parameter)) return;
+    if (const int32_t current = look().storages[id].current; current != TFG_NONE && !copies.count(current))
+        if (auto before = slot.watch->before(slot.accesses_seen); before && before->copy) copies[current] = before->copy;
     slot.accesses_seen = now;
     check(tfg_tape_foreign_write(core, id, /*is_opaque=*/true));
 }
@@ -179,15 +181,19 @@ void Tape::drop_slot(int32_t id, Graveyard &dead) {
 }
 
 // Before anything is dropped that leans on externals: small ones are put aside (counters, masks and scales change often); the bytes
-// of large ones are noted, since someone may hold a raw pointer to them from before (a NumPy view).
+// of large ones are noted, since someone may hold a raw pointer to them from before (a NumPy view). Roots of our own get only a mark:
+// they are put aside, where small, when someone is about to write them.
 static void rely_on_externals(Tape &tape) {
     tfg_keep_prune(tape.core);
     const auto view = tape.look();
     for (int32_t id = 0; id < view.n_storages; ++id) {
         const tfg_storage &storage = view.storages[id];
         Slot &slot = tape.slots[static_cast<size_t>(id)];
-        if (!(storage.flags & TFG_STORAGE_EXTERNAL) || (storage.flags & TFG_STORAGE_OPAQUE) || storage.current == TFG_NONE) continue;
-        if (!view.values[storage.current].is_needed) continue;
+        if ((storage.flags & TFG_STORAGE_OPAQUE) || storage.current == TFG_NONE || !view.values[storage.current].is_needed) continue;
+        if (!(storage.flags & TFG_STORAGE_EXTERNAL)) {
+            if (view.values[storage.current].state == TFG_VALUE_ROOT) slot.watch->relied_on_at = slot.accesses_seen;
+            continue;
+        }
         if (slot.is_parameter || !slot.strong || tape.copies.count(storage.current) || tape.external_bytes.count(storage.current)) continue;
         slot.watch->relied_on_at = slot.accesses_seen;
         if (slot.is_saved || static_cast<size_t>(storage.size_bytes) > put_aside_bytes) {
