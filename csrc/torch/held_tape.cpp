@@ -181,7 +181,7 @@ void Tape::drop_slot(int32_t id, Graveyard &dead) {
 }
 
 // Before anything is dropped that leans on externals: small ones are put aside (counters, masks and scales change often); the bytes
-// of large ones are noted, since someone may hold a raw pointer to them from before (a NumPy view). Roots of our own get only a mark:
+// of large ones and of parameters are noted, since someone may hold a raw pointer to them from before (a NumPy view). Roots of our own get only a mark:
 // they are put aside, where small, when someone is about to write them.
 static void rely_on_externals(Tape &tape) {
     tfg_keep_prune(tape.core);
@@ -194,9 +194,10 @@ static void rely_on_externals(Tape &tape) {
             if (view.values[storage.current].state == TFG_VALUE_ROOT) slot.watch->relied_on_at = slot.accesses_seen;
             continue;
         }
-        if (slot.is_parameter || !slot.strong || tape.copies.count(storage.current) || tape.external_bytes.count(storage.current)) continue;
+        if (slot.is_parameter && tape.trusts_parameters) continue;
+        if (!slot.strong || tape.copies.count(storage.current) || tape.external_bytes.count(storage.current)) continue;
         slot.watch->relied_on_at = slot.accesses_seen;
-        if (slot.is_saved || static_cast<size_t>(storage.size_bytes) > put_aside_bytes) {
+        if (slot.is_parameter || slot.is_saved || static_cast<size_t>(storage.size_bytes) > put_aside_bytes) {
             tape.external_bytes[storage.current] = fingerprint_of(*slot.strong);
             continue;
         }
