@@ -61,3 +61,26 @@ def test_a_raw_write_to_a_parameter_is_never_silent(shape, written_at):
 def test_a_parameter_that_nobody_writes_is_accepted(shape):
     plain = train(plainly, shape, written_at=None)
     assert all(map(same_bits, plain, train(at_a_new_call_site(), shape, written_at=None)))
+
+
+def walk_twice(call):
+    generator = torch.Generator().manual_seed(5)
+    parameter = torch.randn(200, 200, generator=generator, requires_grad=True)
+    raw = parameter.detach().numpy()
+    x = torch.randn(4, 200, generator=generator, requires_grad=True)
+    call(region, x, parameter).sum().backward()  # proves the call site
+    x.grad = parameter.grad = None
+    loss = call(region, x, parameter).sum()
+    loss.backward(retain_graph=True)
+    raw += 1
+    loss.backward()
+    return x.grad, parameter.grad
+
+
+def test_a_raw_write_between_two_walks_of_one_graph_is_never_silent():
+    plain = walk_twice(plainly)
+    try:
+        got = walk_twice(at_a_new_call_site())
+    except tfg.Error:
+        return
+    assert all(map(same_bits, plain, got))

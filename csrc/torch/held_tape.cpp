@@ -198,7 +198,7 @@ static void rely_on_externals(Tape &tape) {
         if (!slot.strong || tape.copies.count(storage.current) || tape.external_bytes.count(storage.current)) continue;
         slot.watch->relied_on_at = slot.accesses_seen;
         if (slot.is_parameter || slot.is_saved || static_cast<size_t>(storage.size_bytes) > put_aside_bytes) {
-            tape.external_bytes[storage.current] = fingerprint_of(*slot.strong);
+            tape.external_bytes[storage.current] = {fingerprint_of(*slot.strong)};
             continue;
         }
         tape.copies[storage.current] = slot.watch->share_copy();

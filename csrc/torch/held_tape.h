@@ -63,6 +63,12 @@ struct Record {
     std::string rule_name() const { return op.schema().name(); }
 };
 
+// The bytes of an external that is not put aside, and the backward (graph task) that compared them last.
+struct ReliedOn {
+    Fingerprint bytes;
+    int64_t compared_in = -1;
+};
+
 struct Slot {
     StoragePtr strong;
     WeakStorage weak;
@@ -121,7 +127,7 @@ class Tape : public std::enable_shared_from_this<Tape> {
     ska::flat_hash_map<c10::StorageImpl *, int32_t> by_storage;
     ska::flat_hash_map<int32_t, Fingerprint> fingerprints; // value -> bytes, where the proof is still wanted
     ska::flat_hash_map<int32_t, StoragePtr> copies;        // value -> its bytes, put aside before they could change
-    ska::flat_hash_map<int32_t, Fingerprint> external_bytes; // what a large external held when it was first relied on
+    ska::flat_hash_map<int32_t, ReliedOn> external_bytes; // value of an external -> what it held when it was first relied on
     std::vector<int32_t> held_since; // slots that got a handle since the region began
     std::vector<int32_t> put_back;   // slots that a replay brought back
     int64_t n_handles = 0;

@@ -81,12 +81,14 @@ class Replay {
                                             : "was changed after the forward by a write that was not recorded"));
     }
 
-    // Compared once per tape: a raw pointer from before the region leaves no other trace.
+    // Compared once per backward: a raw pointer from before the region leaves no other trace.
     bool is_as_relied_on(int32_t value, const c10::StorageImpl &live) {
         auto it = tape_.external_bytes.find(value);
-        if (it == tape_.external_bytes.end()) return true;
-        if (tape_.copies.count(value) == 0 && fingerprint_of(live) != it->second) return false;
-        tape_.external_bytes.erase(it);
+        if (it == tape_.external_bytes.end() || tape_.copies.count(value)) return true;
+        const int64_t task = torch::autograd::get_current_graph_task_id();
+        if (task >= 0 && it->second.compared_in == task) return true;
+        if (fingerprint_of(live) != it->second.bytes) return false;
+        it->second.compared_in = task;
         return true;
     }
 
