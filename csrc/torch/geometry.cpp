@@ -22,6 +22,10 @@ c10::StorageImpl *plain_storage(const at::Tensor &tensor) {
     return impl->unsafe_storage().unsafeGetStorageImpl();
 }
 
+bool came_from_torch(const c10::StorageImpl &storage) {
+    return const_cast<c10::StorageImpl &>(storage).allocator() != nullptr || storage.nbytes() == 0;
+}
+
 Geometry geometry_of(const at::Tensor &tensor) {
     Geometry geometry;
     const auto sizes = tensor.sizes(), strides = tensor.strides();

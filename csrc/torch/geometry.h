@@ -24,6 +24,9 @@ struct Geometry {
 // nullptr where the tensor is not plain.
 c10::StorageImpl *plain_storage(const at::Tensor &tensor);
 
+// Memory that torch's allocator did not hand out (NumPy, DLPack, mmap) can change without a trace.
+bool came_from_torch(const c10::StorageImpl &storage);
+
 Geometry geometry_of(const at::Tensor &tensor);
 
 at::Tensor tensor_from(const StoragePtr &storage, c10::IntArrayRef sizes_elems, c10::IntArrayRef strides_elems,

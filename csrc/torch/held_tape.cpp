@@ -17,10 +17,6 @@ void *resize_host(void *, void *block, size_t, size_t new_bytes) {
 }
 constexpr tfg_allocator host_allocator = {&resize_host, nullptr};
 
-} // namespace
-
-namespace {
-
 // Cleared tapes wait here with their memory. Never destroyed: handles may outlive static destructors.
 struct Pool {
     std::mutex mutex;
@@ -110,11 +106,9 @@ int32_t Tape::find_or_add_external(const at::Tensor &tensor, c10::StorageImpl *s
         notice_foreign_writes(id);
         return id;
     }
-    // Memory that torch's allocator did not hand out can change without a trace. A parameter is trusted to its version.
     const at::Tensor owner = tensor.is_view() ? at::Tensor(tensor._base()) : tensor;
     const bool is_parameter = (owner.requires_grad() && owner.is_leaf()) || is_parameter_object(owner);
-    const bool is_torchs = storage->allocator() != nullptr || storage->nbytes() == 0;
-    const uint32_t opaque = is_parameter || is_torchs ? 0 : static_cast<uint32_t>(TFG_STORAGE_OPAQUE);
+    const uint32_t opaque = is_parameter || came_from_torch(*storage) ? 0 : static_cast<uint32_t>(TFG_STORAGE_OPAQUE);
     id = add_slot(*this, storage, TFG_STORAGE_EXTERNAL | opaque);
     Slot &slot = slots.back();
     slot.strong = slot.weak.lock();
@@ -270,7 +264,7 @@ void Tape::put_aside_relied(int32_t id) {
     Slot &slot = slots[static_cast<size_t>(id)];
     const int32_t current = look().storages[id].current;
     if (current == TFG_NONE || copies.count(current)) return;
-    if (!slot.is_relied_on && look().values[current].state != TFG_VALUE_ROOT) return;
+    if (!slot.is_relied_on || look().values[current].state != TFG_VALUE_ROOT) return; // what is derivable can be made again
     if (slot.live() && source(current)) copies[current] = copy_storage(*slot.live());
 }
 

@@ -79,7 +79,7 @@ struct Slot {
     bool is_garbage = false;  // some bytes were never written
     bool is_parameter = false;
     bool is_saved = false; // autograd keeps it too: put aside only when it is about to change
-    bool is_relied_on = false; // an external that settled values lean on
+    bool is_relied_on = false; // seen by a settling: settled values may lean on it
 
     explicit Slot(WeakStorage w) : weak(std::move(w)) {}
     StoragePtr live() const { return strong ? strong : weak.lock(); }
@@ -104,7 +104,7 @@ class Tape : public std::enable_shared_from_this<Tape> {
     void prune(Graveyard &dead);
     void clear(Graveyard &dead);
     void clear_if_idle(Graveyard &dead);
-    void put_aside_relied(int32_t slot); // before a recorded write to an external that settled values lean on
+    void put_aside_relied(int32_t slot); // before a recorded write to a root that settled values lean on
     void drop_put_back(Graveyard &dead);
 
     // -- asking -------------------------------------------------------------------------------------------------------

@@ -70,10 +70,8 @@ TensorRef take_tensor(Draft &draft, const at::Tensor &tensor, bool is_written) {
     if (is_written) {
         draft.writes.push_back(id);
         draft.written.push_back(storage);
-        if (known.flags & TFG_STORAGE_EXTERNAL) {
-            draft.doubt(Why::WRITES_OUTSIDE);
-        }
-        if (!(known.flags & TFG_STORAGE_EXTERNAL) || slot.is_relied_on) tape.put_aside_relied(id);
+        if (known.flags & TFG_STORAGE_EXTERNAL) draft.doubt(Why::WRITES_OUTSIDE);
+        tape.put_aside_relied(id);
         const bool is_whole = draft.rule.overwrites && covers_storage(tensor);
         if (slot.is_garbage && !is_whole) draft.doubt(Why::UNINITIALISED);
         slot.is_garbage = false;
@@ -169,9 +167,8 @@ void take_output(Draft &draft, const at::Tensor &tensor, std::vector<int32_t> &f
     int32_t id = tape.find(storage);
     const bool is_known = id != TFG_NONE;
     if (!is_known) {
-        const bool is_torchs = storage->allocator() != nullptr || storage->nbytes() == 0;
         id = tape.add_fresh(storage);
-        if (!is_torchs) check(tfg_tape_foreign_write(tape.core, id, true));
+        if (!came_from_torch(*storage)) check(tfg_tape_foreign_write(tape.core, id, true));
         if (storage->nbytes() && draft.rule.makes_garbage) tape.slots[static_cast<size_t>(id)].is_garbage = true;
         fresh.push_back(id);
     } else if (std::find(fresh.begin(), fresh.end(), id) == fresh.end()) {
@@ -237,7 +234,6 @@ void commit(Region &region, Draft &draft, const c10::OperatorHandle &op, const S
     resolve_dtype(draft, stack);
     std::vector<int32_t> writes = draft.writes;
     writes.insert(writes.end(), fresh.begin(), fresh.end());
-    // An operator that overwrites memory nobody wrote still reads the value it ends: the buffer.
     const uint64_t site = proof_site(region.key, region.ordinal++, draft.rule.id);
     if (draft.why == Why::NONE && belief_in(site) == Belief::DISTRUSTED) draft.doubt(Why::MISMATCH);
     tfg_op_args args = {};
@@ -381,9 +377,13 @@ Region::Region(std::shared_ptr<Tape> on, int64_t k, bool own) : tape(std::move(o
     c10::impl::tls_set_dispatch_key_included(recorder_key, true);
 }
 
-void Region::let_go() {
+void Region::look_at_saved_inputs() {
     for (auto &[tensor, watch] : saved_inputs) watch->look(tensor);
     saved_inputs.clear();
+}
+
+void Region::let_go() {
+    look_at_saved_inputs();
     Graveyard dead;
     std::lock_guard<std::mutex> lock(tape->mutex);
     tape->settle(first_op, key, dead);
@@ -391,8 +391,7 @@ void Region::let_go() {
 
 Region::~Region() {
     current = parent;
-    for (auto &[tensor, watch] : saved_inputs) watch->look(tensor);
-    saved_inputs.clear();
+    look_at_saved_inputs(); // still there after an exception
     if (!parent) {
         c10::impl::tls_set_dispatch_key_included(recorder_key, false);
         while (at::SavedTensorDefaultHooks::get_tls_state().stack.size() > hook_depth) at::SavedTensorDefaultHooks::pop_hooks();

@@ -18,6 +18,7 @@ struct Region {
     Region(std::shared_ptr<Tape> tape, int64_t key, bool is_own_tape);
     ~Region();
     void let_go(); // at the regular end or after an exception: settle, drop
+    void look_at_saved_inputs(); // whose `.data` was swapped? Then they are no longer held
     Region(const Region &) = delete;
 
     std::shared_ptr<Tape> tape;
