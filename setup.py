@@ -21,7 +21,10 @@ TORCH = require_torch()
 from torch.utils.cpp_extension import BuildExtension, CppExtension  # noqa: E402
 
 CSRC = ROOT / "csrc"
-CORE_SOURCES = [f"csrc/core/{name}.c" for name in ("status", "tape", "closure", "keep", "interval")]
+CORE_SOURCES = [
+    f"csrc/core/{name}.c"
+    for name in ("status", "tape", "closure", "keep", "ledger", "putback", "cut", "chain", "interval")
+]
 CPU_SOURCES = ["csrc/cpu/fingerprint.c"]
 TORCH_SOURCES = [
     f"csrc/torch/{name}.cpp"
@@ -29,6 +32,10 @@ TORCH_SOURCES = [
         "module",
         "recorder",
         "held_tape",
+        "keeping",
+        "device_ledger",
+        "costs",
+        "prices",
         "handles",
         "replay",
         "rules",
@@ -38,6 +45,7 @@ TORCH_SOURCES = [
         "proof",
         "geometry",
         "cpu_allocator",
+        "make_up",
         "stats",
     )
 ]

@@ -6,7 +6,6 @@
 """
 
 import os
-import random
 
 import pytest
 import torch
@@ -22,7 +21,6 @@ from random_programs import (
     decode,
     listing,
     outcome,
-    refusals,
     unary,
 )
 
@@ -45,7 +43,7 @@ def settings_for(data):
     return [SETTINGS[(first + 2 * i) % len(SETTINGS)] for i in range(3)]
 
 
-@settings(max_examples=N_PROGRAMS, deadline=None, database=None, print_blob=True, derandomize="CI" in os.environ,
+@settings(max_examples=N_PROGRAMS, deadline=None, database=None, print_blob=True,
           suppress_health_check=list(HealthCheck))
 @given(data=PROGRAMS)
 def test_random_programs_are_bitwise_in_regions(data):
@@ -72,12 +70,3 @@ def test_most_programs_run_to_the_end_and_reach_every_operator():
         kinds |= {line.split()[0] for line in listing(program)}
     assert n_ran > 100
     assert kinds >= {f.__name__ for f in OPERATORS}
-
-
-def test_tfg_refuses_hardly_any_program_that_plain_runs():
-    """A ratchet: each such refusal is loud, and a fault all the same. 2 in 1500 programs when this was written."""
-    seed = 1
-    rng = random.Random(seed)
-    unstressed = [s for s in SETTINGS if not (s.drop or s.verify or s.toggles)]
-    refused = [data.hex() for data in (rng.randbytes(4 * rng.randint(1, 36)) for _ in range(500)) if refusals(data, unstressed)]
-    assert len(refused) <= 2, f"seed {seed}: {refused}"

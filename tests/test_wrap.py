@@ -188,12 +188,7 @@ def test_bad_counts_are_value_errors_with_the_value(name, value):
     assert repr(value) in str(raised.value)
 
 
-def test_what_is_not_there_yet_says_so():
-    for how in ({"interval": "dynamic"}, {"every_n_layers": "dynamic"}, {"budget": "auto"}, {"budget": 1, "interval": 2}):
-        with pytest.raises(NotImplementedError, match="part 2"):
-            tfg.wrap(Stack(), **how)
-    with pytest.raises(ValueError, match="interval=k .* or every_n_layers=k .* one of them"):
-        tfg.wrap(Stack())
+def test_two_dials_are_refused():
     with pytest.raises(ValueError, match="not both"):
         tfg.wrap(Stack(), interval=1, every_n_layers=1)
 

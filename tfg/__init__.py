@@ -2,7 +2,9 @@
 """tfg: train inside the memory you have. Activations are a cache: taped once, dropped, replayed when backward asks.
 
     y = tfg.checkpoint(block, x)        # one region; at its end everything but its inputs is let go
-    tfg.wrap(model, interval=2)         # segments of two blocks; tfg.unwrap(model) undoes it
+    tfg.wrap(model)                     # everything is kept until the memory is full; tfg.unwrap(model) undoes it
+    tfg.wrap(model, budget="40GiB")     # a ceiling for the device; tfg.set_budget sets one without a model
+    tfg.wrap(model, interval=2)         # segments of two blocks, whatever the memory
     tfg.freeze(model, fraction=1/3)     # embeddings and the lower third of the blocks stop training
     print(tfg.report(model))            # what was saved, kept, dropped and replayed, per block
 
@@ -16,10 +18,11 @@ __version__ = "0.1.0"
 
 from . import cpu
 from ._engine import Error, mutated
+from .budget import set_budget
 from .checkpoint import checkpoint
 from .freezing import freeze
 from .interval import dynamic_interval
 from .reporting import report
 from .wrapping import unwrap, wrap
 
-__all__ = ["Error", "checkpoint", "cpu", "dynamic_interval", "freeze", "mutated", "report", "unwrap", "wrap"]
+__all__ = ["Error", "checkpoint", "cpu", "dynamic_interval", "freeze", "mutated", "report", "set_budget", "unwrap", "wrap"]

@@ -34,7 +34,7 @@ def checkpoint(function, *args, use_reentrant=None, preserve_rng_state=True, con
         return stock.checkpoint(function, *args, use_reentrant=False, **kwargs)
     if not callable(function):
         raise TypeError(f"checkpoint: the first argument must be callable, but is {function!r}")
-    return C.run(None, _key(function), function, args, kwargs)
+    return C.run(C.BY_BUDGET, _key(function), function, args, kwargs)
 
 
 def _check_keywords(use_reentrant, context_fn, determinism_check, debug):

@@ -7,15 +7,21 @@
                              thread · where nothing of the old tape is waiting for backward any more
     the old one is closed    then, at the stack's last block, after `interval` calls, and on any exception
 
+With a budget a block's region keeps what it saves, on a tape of its own, until the device is full. "dynamic" answers the
+interval anew, by the formula, for the length of each batch: when the stack's first position is called.
+
 A tape lives as long as autograd's handles need it: forgetting one here, by unwrap or otherwise, is harmless.
 Threads: cursors are thread-local, the rest is read only.
 """
 
 import threading
 
-from torch import is_grad_enabled
+from torch import Tensor, is_grad_enabled
 
+from . import budget
 from ._engine import C
+
+DYNAMIC = "dynamic"
 
 
 class Cursor:
@@ -46,58 +52,93 @@ class Cursor:
 
 
 class ThreadCursor(threading.local):
-    """One cursor per thread, under one name: reading a thread-local is dear, so it is read once per call."""
+    """One cursor per thread, under one name (reading a thread-local is dear), and what "dynamic" answered last."""
 
     def __init__(self):
         self.cursor = Cursor()
+        self.dial = None  # the formula's last answer
 
 
 class Stack:
-    """name: the parent's · n_positions: of its children · interval: calls per segment. A copy has a cursor of its own."""
+    """name: the parent's · n_positions: of its children · n_layers: of the model, for the formula. A copy has its own cursor."""
 
-    __slots__ = ("interval", "n_positions", "name", "here")
+    __slots__ = ("here", "n_layers", "n_positions", "name")
 
-    def __init__(self, name, n_positions, interval):
-        self.name, self.n_positions, self.interval = name, n_positions, interval
+    def __init__(self, name, n_positions, n_layers):
+        self.name, self.n_positions, self.n_layers = name, n_positions, n_layers
         self.here = ThreadCursor()
 
     def __reduce__(self):
-        return Stack, (self.name, self.n_positions, self.interval)
+        return Stack, (self.name, self.n_positions, self.n_layers)
 
 
 class BlockState:
     """What a wrapped block carries in its __dict__. Never refers to the block; a deep copy gets a key of its own.
 
-    label      the settings as the user gave them, "interval=2", for the report
+    policy     "interval", "every_n_layers" or "budget"; dial: its number, or "dynamic"; the budget's is None
     positions  where the block stands in its stack, ascending; several for a shared one
+    order      how many blocks of the model come before it
     replaced   a forward that was set on the instance before wrap, or None
     """
 
-    __slots__ = ("key", "label", "name", "positions", "replaced", "stack")
+    __slots__ = ("dial", "key", "name", "order", "policy", "positions", "replaced", "stack")
 
-    def __init__(self, stack, positions, name, label, replaced=None):
-        self.stack, self.positions, self.name, self.label, self.replaced = stack, positions, name, label, replaced
+    def __init__(self, stack, positions, order, name, policy, dial, replaced=None):
+        self.stack, self.positions, self.order, self.name = stack, positions, order, name
+        self.policy, self.dial, self.replaced = policy, dial, replaced
         self.key = C.new_key(name)
 
     def __reduce__(self):
-        return BlockState, (self.stack, self.positions, self.name, self.label, self.replaced)
+        return BlockState, (self.stack, self.positions, self.order, self.name, self.policy, self.dial, self.replaced)
+
+    @property
+    def label(self):
+        """The settings as the user gave them, "interval=2", for the report."""
+        return self.policy if self.dial is None else f"{self.policy}={self.dial}"
 
     def run(self, block, function, args, kwargs):
         """function(*args, **kwargs) as a region of this block, whose module is `block`.
 
         A block that FSDP manages is a segment of its own: only its parameters are there in its backward.
         """
+        if self.order == 0:
+            budget.notice()
+        trust = C.TRUST_PARAMETERS if "_is_fsdp_managed_module" in block.__dict__ else 0
+        if self.policy == "budget":
+            return C.run(C.KEEP | trust, self.key, function, args, kwargs)
+        k = self.dial if self.dial != DYNAMIC else self._dial_of_batch(args, kwargs)
+        if self.policy == "every_n_layers":
+            return C.run((C.KEEP if self.order % k else C.LET_GO) | trust, self.key, function, args, kwargs)
+        if k == 1 or trust:
+            return C.run(C.LET_GO | trust, self.key, function, args, kwargs)
+        return self._run_in_segment(k, function, args, kwargs)
+
+    def _dial_of_batch(self, args, kwargs):
+        """The formula's answer for this batch; every block of a pass gets the first one's."""
+        here = self.stack.here
+        if self.positions[0] == 0 or here.dial is None:
+            length = sequence_length(args, kwargs)
+            here.dial = C.dynamic_interval(self.stack.n_layers, length, 2, 12, self.stack.n_layers)
+        return here.dial
+
+    def _run_in_segment(self, k, function, args, kwargs):
         stack = self.stack
-        is_sharded = "_is_fsdp_managed_module" in block.__dict__
-        if stack.interval == 1 or is_sharded:
-            return C.run(is_sharded or None, self.key, function, args, kwargs)
         cursor = stack.here.cursor
-        tape = cursor.begin(self.positions, stack.interval)
+        tape = cursor.begin(self.positions, k)
         try:
             result = C.run(tape, self.key, function, args, kwargs)
         except BaseException:
             cursor.stop()
             raise
-        if cursor.tape is tape and (cursor.n_calls >= stack.interval or cursor.last + 1 == stack.n_positions):
+        if cursor.tape is tape and (cursor.n_calls >= k or cursor.last + 1 == stack.n_positions):
             cursor.stop()
         return result
+
+
+def sequence_length(args, kwargs):
+    """Tokens per sequence of a block's input, padding included: the last dimension but one of the first floating tensor
+    of two dimensions or more ([batch, tokens, hidden] or [tokens, hidden]); 1 where there is none."""
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor) and value.is_floating_point() and value.dim() >= 2:
+            return max(1, int(value.shape[-2]))
+    return 1

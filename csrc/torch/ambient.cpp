@@ -65,9 +65,7 @@ void apply(const Ambient &wanted, const Ambient &now) {
     if (wanted.default_dtype != now.default_dtype) c10::set_default_dtype(c10::scalarTypeToTypeMeta(wanted.default_dtype));
 }
 
-} // namespace
-
-Ambient ambient_now() {
+Ambient without_precisions() {
     const auto &context = at::globalContext();
     const bool bits[N_SWITCHES] = {c10::GradMode::is_enabled(),
                                    context.deterministicAlgorithms(),
@@ -78,14 +76,27 @@ Ambient ambient_now() {
                                    context.userEnabledNNPACK()};
     Ambient ambient;
     for (int bit = 0; bit < N_SWITCHES; ++bit) ambient.switches |= uint64_t{bits[bit]} << bit;
-    int shift = N_SWITCHES;
-    for (const auto &each : precision_switches) {
-        ambient.switches |= static_cast<uint64_t>(context.float32Precision(each.backend, each.op)) << shift;
-        shift += precision_bits;
-    }
     ambient.n_threads = at::get_num_threads();
     ambient.float_control = float_control_now();
     ambient.default_dtype = c10::get_default_dtype_as_scalartype();
+    return ambient;
+}
+
+} // namespace
+
+Ambient ambient_now() {
+    Ambient ambient = without_precisions();
+    int shift = N_SWITCHES;
+    for (const auto &each : precision_switches) {
+        ambient.switches |= static_cast<uint64_t>(at::globalContext().float32Precision(each.backend, each.op)) << shift;
+        shift += precision_bits;
+    }
+    return ambient;
+}
+
+Ambient ambient_now(const Ambient &last) {
+    Ambient ambient = without_precisions();
+    ambient.switches |= last.switches & ~((uint64_t{1} << N_SWITCHES) - 1);
     return ambient;
 }
 

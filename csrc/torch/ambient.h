@@ -20,6 +20,8 @@ struct Ambient {
 };
 
 Ambient ambient_now();
+// The same, with the matrix precisions, which are slow to read, taken over from `last`: for operators that do not look at them.
+Ambient ambient_now(const Ambient &last);
 
 // Makes `wanted` true while it lives; does nothing where it is true already.
 struct RestoreAmbient {

@@ -7,15 +7,24 @@
 #include <c10/util/flat_hash_map.h>
 #include <pthread.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <mutex>
+
+#include "device_ledger.h"
+#include "make_up.h"
 
 namespace tfg {
 
 namespace {
 
 std::atomic<int64_t> live{0}, peak{0}, limit{INT64_MAX};
+std::atomic<int64_t> budget{INT64_MAX}, base{0}; // INT64_MAX: none
+std::atomic<bool> is_strict{false};
+std::atomic<int64_t> n_over{0}, needed{0};
+std::atomic<int64_t> fails_in{-1}; // allocations until the one that fails
+std::atomic<bool> fails_on{false};
 
 struct Shard {
     std::mutex mutex;
@@ -51,16 +60,61 @@ void release(void *block) {
     inner_deleter(block);
 }
 
+void raise_to(std::atomic<int64_t> &most, int64_t value) {
+    int64_t seen = most.load();
+    while (value > seen && !most.compare_exchange_weak(seen, value)) {
+    }
+}
+
+void fail_if_asked(int64_t size_bytes) {
+    if (fails_in.load() < 0) return;
+    const int64_t left = fails_in.fetch_sub(1);
+    if (left == 0 && fails_on.load()) fails_in = 0;
+    TORCH_CHECK_WITH(OutOfMemoryError, left != 0, "tfg: CPU out of memory. Tried to allocate ", size_bytes,
+                     " bytes; this failure was asked for by a test");
+}
+
+int64_t ceiling() {
+    const int64_t under_budget = budget.load() == INT64_MAX ? INT64_MAX : budget.load() - base.load();
+    return std::min(under_budget, limit.load());
+}
+
+[[noreturn]] void refuse(int64_t size_bytes, int64_t now) {
+    const bool is_limit = now > limit.load();
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "tfg: CPU out of memory. Tried to allocate ", size_bytes, " bytes; ", now - size_bytes,
+                     " bytes are live, the ", is_limit ? "limit" : "budget", " is ", is_limit ? limit.load() : budget.load(), " bytes (",
+                     is_limit ? "tfg.cpu.set_memory_limit" : "tfg.set_budget", "). Nothing that could be made again is left to let go of: ",
+                     make_up_words(), " An estimate of the smallest budget that would have done until here: ", now + base.load(), " bytes.");
+}
+
+std::mutex words_mutex;
+std::string &words_of_first_over() {
+    static auto *words = new std::string;
+    return *words;
+}
+
+void go_over(int64_t now) {
+    raise_to(needed, now + base.load());
+    if (n_over.fetch_add(1) > 0) return;
+    std::string words = make_up_words();
+    std::lock_guard<std::mutex> lock(words_mutex);
+    words_of_first_over() = std::move(words);
+}
+
 // Claims the bytes, or throws with nothing claimed.
 void claim(int64_t size_bytes) {
-    const int64_t now = live.fetch_add(size_bytes) + size_bytes;
-    if (now > limit.load()) {
+    fail_if_asked(size_bytes);
+    while (true) {
+        const int64_t now = live.fetch_add(size_bytes) + size_bytes;
+        const int64_t most = ceiling();
+        if (now <= most) return raise_to(peak, now);
         live -= size_bytes;
-        TORCH_CHECK_WITH(OutOfMemoryError, false, "tfg: CPU out of memory. Tried to allocate ", size_bytes, " bytes; ", now - size_bytes,
-                         " bytes are live, the limit is ", limit.load(), " bytes (tfg.cpu.set_memory_limit)");
-    }
-    int64_t seen = peak.load();
-    while (now > seen && !peak.compare_exchange_weak(seen, now)) {
+        Graveyard victims;
+        if (evict(now - most, victims) > 0) continue; // the victims die here, and their blocks with them
+        if (now > limit.load() || is_strict.load()) refuse(size_bytes, now);
+        live += size_bytes;
+        go_over(now);
+        return raise_to(peak, now);
     }
 }
 
@@ -94,7 +148,7 @@ void after_fork() {
 }
 void in_child() {
     after_fork();
-    limit = INT64_MAX;
+    limit = budget = INT64_MAX;
 }
 
 bool is_installed = false;
@@ -119,5 +173,49 @@ int64_t cpu_live_bytes() { return live.load(); }
 int64_t cpu_peak_bytes() { return peak.load(); }
 void reset_cpu_peak() { peak = live.load(); }
 void set_cpu_limit(int64_t limit_bytes) { limit = limit_bytes < 0 ? INT64_MAX : limit_bytes; }
+
+bool is_counted(const c10::StorageImpl &storage) {
+    void *block = const_cast<void *>(storage.data());
+    Shard &shard = shard_of(block);
+    std::lock_guard<std::mutex> lock(shard.mutex);
+    return shard.sizes_bytes.count(block) != 0;
+}
+
+void set_cpu_budget(const Budget &wanted) {
+    base = wanted.base_bytes;
+    is_strict = wanted.is_strict;
+    budget = wanted.bytes < 0 ? INT64_MAX : wanted.bytes;
+    reset_cpu_over_budget();
+}
+
+Budget cpu_budget() { return {budget.load() == INT64_MAX ? -1 : budget.load(), base.load(), is_strict.load()}; }
+
+int64_t cpu_room_bytes() {
+    const int64_t most = ceiling();
+    return most == INT64_MAX ? INT64_MAX : std::max<int64_t>(0, most - live.load());
+}
+
+bool is_cpu_pressed() {
+    const int64_t bytes = budget.load(std::memory_order_relaxed);
+    return bytes != INT64_MAX && live.load(std::memory_order_relaxed) + base.load(std::memory_order_relaxed) > bytes / 4;
+}
+
+void relieve_cpu() {
+    const int64_t excess = live.load() - ceiling();
+    if (excess <= 0) return;
+    Graveyard victims;
+    evict(excess, victims);
+}
+
+OverBudget cpu_over_budget() {
+    std::lock_guard<std::mutex> lock(words_mutex);
+    return {n_over.load(), needed.load(), words_of_first_over()};
+}
+void reset_cpu_over_budget() { n_over = needed = 0; }
+
+void fail_cpu_allocation(int64_t k, bool is_lasting) {
+    fails_on = is_lasting;
+    fails_in = k;
+}
 
 } // namespace tfg

@@ -90,9 +90,14 @@ void handle_dealloc(PyObject *object) {
         const tfg_value &value = view.values[self->value];
         const tfg_storage &storage = view.storages[value.storage];
         Slot &slot = tape->slots[static_cast<size_t>(value.storage)];
-        const bool is_root = storage.current != TFG_NONE && view.values[storage.current].state == TFG_VALUE_ROOT &&
+        // A tape that lets go promised its roots to others. One that keeps holds them as long as autograd would.
+        const bool is_root = !tape->keeps && storage.current != TFG_NONE && view.values[storage.current].state == TFG_VALUE_ROOT &&
                              (!tape->is_pruned || view.values[storage.current].is_needed);
-        if (storage.n_handles == 0 && !is_root && slot.strong) dead.push_back(std::move(slot.strong));
+        if (storage.n_handles == 0 && !is_root) {
+            if (slot.strong) dead.push_back(std::move(slot.strong));
+            if (slot.place.is_somewhere())
+                if (StoragePtr kept = withdraw(slot.place)) dead.push_back(std::move(kept));
+        }
         tape->clear_if_idle(dead);
     }
     self->watch.~WatchPtr();
@@ -134,7 +139,7 @@ PyObject *pack_handle(Region &region, int32_t slot_id, const at::Tensor &tensor)
     slot.watch->n_handles += 1;
     tfg_tape_hold(tape.core, self->value);
     tape.n_handles += 1;
-    if (!slot.strong) slot.strong = slot.weak.lock();
+    if (!slot.strong && !slot.place.is_somewhere()) slot.strong = slot.weak.lock();
     tape.held_since.push_back(slot_id);
     return object;
 }
@@ -177,7 +182,7 @@ PyObject *pack(PyObject *, PyObject *variable) {
         if (id != TFG_NONE) {
             tape.notice_foreign_writes(id);
             const tfg_storage &known = tape.look().storages[id];
-            stats_of(inner->key).saved_bytes += known.n_handles == 0 ? known.size_bytes : 0;
+            inner->stats.saved_bytes += known.n_handles == 0 ? known.size_bytes : 0;
             if (!(known.flags & (TFG_STORAGE_EXTERNAL | TFG_STORAGE_OPAQUE)) && known.current != TFG_NONE)
                 return pack_handle(*inner, id, tensor);
             tape.slots[static_cast<size_t>(id)].is_saved = true;

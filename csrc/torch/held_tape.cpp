@@ -1,21 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "held_tape.h"
 
-#include <cstdlib>
-
+#include "cpu_allocator.h"
 #include "error.h"
+#include "host_memory.h"
 #include "module.h"
 
 namespace tfg {
 
 namespace {
-
-void *resize_host(void *, void *block, size_t, size_t new_bytes) {
-    if (new_bytes) return std::realloc(block, new_bytes);
-    std::free(block);
-    return nullptr;
-}
-constexpr tfg_allocator host_allocator = {&resize_host, nullptr};
 
 // Cleared tapes wait here with their memory. Never destroyed: handles may outlive static destructors.
 struct Pool {
@@ -35,7 +28,7 @@ void Tape::recycle(Tape *tape) {
         Graveyard dead;
         tape->clear(dead);
     }
-    tape->is_closed = tape->trusts_parameters = false;
+    tape->is_closed = tape->trusts_parameters = tape->keeps = false;
     {
         std::lock_guard<std::mutex> lock(pool().mutex);
         if (pool().warm.size() < pool_tapes) {
@@ -59,8 +52,8 @@ std::shared_ptr<Tape> Tape::make() {
 }
 
 Tape::Tape() {
-    check(tfg_tape_create(&host_allocator, &core));
-    check(tfg_closure_create(&host_allocator, &closure));
+    check(tfg_tape_create(&host_memory, &core));
+    check(tfg_closure_create(&host_memory, &closure));
 }
 
 Tape::~Tape() {
@@ -111,7 +104,7 @@ int32_t Tape::find_or_add_external(const at::Tensor &tensor, c10::StorageImpl *s
     const uint32_t opaque = is_parameter || came_from_torch(*storage) ? 0 : static_cast<uint32_t>(TFG_STORAGE_OPAQUE);
     id = add_slot(*this, storage, TFG_STORAGE_EXTERNAL | opaque);
     Slot &slot = slots.back();
-    slot.strong = slot.weak.lock();
+    if (is_parameter || !keeps) slot.strong = slot.weak.lock();
     slot.is_parameter = is_parameter;
     if (!tensor.is_inference()) {
         slot.version = tensor.unsafeGetTensorImpl()->version_counter();
@@ -127,6 +120,7 @@ void Tape::notice_foreign_writes(int32_t id) {
     if (const int32_t current = look().storages[id].current; current != TFG_NONE && !copies.count(current))
         if (auto before = slot.watch->before(slot.accesses_seen); before && before->copy) copies[current] = before->copy;
     slot.accesses_seen = now;
+    take_back(id);
     check(tfg_tape_foreign_write(core, id, /*is_opaque=*/true));
 }
 
@@ -171,7 +165,8 @@ bool Tape::is_live(int32_t value) const { return source(value) != nullptr; }
 
 void Tape::drop_slot(int32_t id, Graveyard &dead) {
     Slot &slot = slots[static_cast<size_t>(id)];
-    if (slot.strong && tfg_keep_is_droppable(core, id)) dead.push_back(std::move(slot.strong));
+    if (!tfg_keep_is_droppable(core, id)) return;
+    if (StoragePtr held = slot.place.is_somewhere() ? withdraw(slot.place) : std::move(slot.strong)) dead.push_back(std::move(held));
 }
 
 // Before anything is dropped that leans on externals: small ones are put aside (counters, masks and scales change often); the bytes
@@ -200,44 +195,65 @@ static void rely_on_externals(Tape &tape) {
 }
 
 // First sight: bytes that are not what the producer left were written by someone unseen.
-static void compare_fingerprints(Tape &tape) {
-    for (auto it = tape.fingerprints.begin(); it != tape.fingerprints.end(); ++it) {
-        const auto view = tape.look();
-        const tfg_value &value = view.values[it->first];
-        const tfg_storage &storage = view.storages[value.storage];
-        Slot &slot = tape.slots[static_cast<size_t>(value.storage)];
-        if (storage.current != it->first || (storage.flags & TFG_STORAGE_OPAQUE)) continue;
-        StoragePtr live = slot.live();
-        if (live && fingerprint_of(*live) != it->second) check(tfg_tape_foreign_write(tape.core, value.storage, true));
-    }
+void Tape::compare_fingerprint(int32_t value) {
+    auto noted = fingerprints.find(value);
+    if (noted == fingerprints.end()) return;
+    const auto view = look();
+    const int32_t id = view.values[value].storage;
+    const tfg_storage &storage = view.storages[id];
+    if (storage.current != value || (storage.flags & TFG_STORAGE_OPAQUE)) return;
+    StoragePtr live = slots[static_cast<size_t>(id)].live();
+    if (!live || fingerprint_of(*live) == noted->second) return;
+    take_back(id);
+    check(tfg_tape_foreign_write(core, id, /*is_opaque=*/true));
 }
 
 void Tape::settle(int32_t first_op, int64_t key, Graveyard &dead) {
-    Stats &stats = stats_of(key);
+    Stats &of_region = stats_of(key);
     for (size_t id = 0; id < slots.size(); ++id) notice_foreign_writes(static_cast<int32_t>(id));
-    compare_fingerprints(*this);
+    if (!fingerprints.empty())
+        for (int32_t value = 0, n = look().n_values; value < n; ++value) compare_fingerprint(value);
+    if (keeps) notice_dead_sources();
     check(tfg_keep_settle(core, first_op));
-    for (Slot &slot : slots) slot.is_relied_on = true; // from here on, a write that is recorded puts the old value aside first
-    bool is_any_droppable = false;
-    for (const int32_t id : held_since) is_any_droppable |= tfg_keep_is_droppable(core, id);
-    if (is_any_droppable) rely_on_externals(*this);
+    n_relied_on = static_cast<int32_t>(slots.size()); // from here on, a write that is recorded puts the old value aside first
+    if (keeps) {
+        find_masks(first_op);
+        if (is_cpu_pressed()) note_evidence();
+        n_settled = look().n_ops;
+    } else if (is_any_droppable()) {
+        rely_on_externals(*this);
+    }
     if (keeps_all) return;
     for (const int32_t id : held_since) {
-        const auto view = look();
-        const int64_t size_bytes = view.storages[id].size_bytes;
         if (!slots[static_cast<size_t>(id)].strong) continue;
-        drop_slot(id, dead);
-        if (!slots[static_cast<size_t>(id)].strong) {
-            stats.dropped_bytes += size_bytes;
-        } else {
-            stats.kept_bytes += size_bytes;
-            const int32_t producer = view.storages[id].current == TFG_NONE ? TFG_NONE : view.values[view.storages[id].current].producer;
-            Why why = producer == TFG_NONE ? Why::OUTSIDE_CHANGED : records[static_cast<size_t>(producer)].why;
-            if (why == Why::NONE) why = Why::LOST_INPUT;
-            stats.kept_why[static_cast<size_t>(why)] += size_bytes;
-        }
+        const int64_t size_bytes = look().storages[id].size_bytes;
+        if (keeps)
+            enter(id, of_region);
+        else
+            drop_slot(id, dead);
+        const Slot &slot = slots[static_cast<size_t>(id)];
+        if (!slot.strong && !keeps) of_region.dropped_bytes += size_bytes;
+        if (slot.strong || keeps) of_region.kept_bytes += size_bytes;
+        if (slot.strong) of_region.kept_why[static_cast<size_t>(why_kept(id))] += size_bytes;
     }
     held_since.clear();
+    n_entered = 0;
+    if (keeps && stress().drop) evict(std::numeric_limits<int64_t>::max(), dead);
+}
+
+bool Tape::is_any_droppable() const {
+    for (const int32_t id : held_since)
+        if (tfg_keep_is_droppable(core, id)) return true;
+    return false;
+}
+
+Why Tape::why_kept(int32_t id) const {
+    const auto view = look();
+    const int32_t current = view.storages[id].current;
+    const int32_t producer = current == TFG_NONE ? TFG_NONE : view.values[current].producer;
+    if (producer == TFG_NONE) return Why::OUTSIDE_CHANGED;
+    const Why why = records[static_cast<size_t>(producer)].why;
+    return why == Why::NONE ? Why::LOST_INPUT : why;
 }
 
 void Tape::prune(Graveyard &dead) {
@@ -264,7 +280,8 @@ void Tape::put_aside_relied(int32_t id) {
     Slot &slot = slots[static_cast<size_t>(id)];
     const int32_t current = look().storages[id].current;
     if (current == TFG_NONE || copies.count(current)) return;
-    if (!slot.is_relied_on || look().values[current].state != TFG_VALUE_ROOT) return; // what is derivable can be made again
+    if (id >= n_relied_on || look().values[current].state != TFG_VALUE_ROOT) return; // what is derivable can be made again
+    if (keeps && !must_put_aside(share, slot.source_bit)) return;
     if (slot.live() && source(current)) copies[current] = copy_storage(*slot.live());
 }
 
@@ -277,13 +294,19 @@ void Tape::drop_put_back(Graveyard &dead) {
 void Tape::clear(Graveyard &dead) {
     for (Slot &slot : slots) {
         if (slot.strong) dead.push_back(std::move(slot.strong));
+        if (slot.place.is_somewhere())
+            if (StoragePtr kept = withdraw(slot.place)) dead.push_back(std::move(kept));
     }
+    clear_share(share, dead);
     for (auto &[value, copy] : copies) dead.push_back(std::move(copy));
     copies.clear();
     tfg_tape_reset(core);
     slots.clear(), records.clear(), arguments.clear(), tensors.clear(), dims.clear(), constants.clear(), outputs.clear();
     rngs.clear(), ambients.clear(), by_storage.clear(), fingerprints.clear(), external_bytes.clear(), held_since.clear(), put_back.clear();
+    masks.clear();
     n_handles = 0;
+    n_settled = n_compared = n_relied_on = 0;
+    n_entered = 0;
     is_pruned = keeps_all = false;
     graph_task = -1;
 }

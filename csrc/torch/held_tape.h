@@ -2,11 +2,14 @@
 //
 // held_tape: the C++ half of a tape. The core holds integers; here, at the same indices, are the storages and the boxed arguments.
 //
-//   core storage i  <->  slots[i]   who holds the bytes: strong (kept), weak (seen), copy (an old value put aside)
+//   core storage i  <->  slots[i]   who holds the bytes: strong (kept), the ledger (kept, and may leave at any moment), weak (seen)
 //   core operator i <->  records[i] the operator's handle and where its arguments lie in the arenas below
 //
 // Arenas (constants, arguments, tensors, dims) are appended to and never shrink before the tape is cleared, so recording asks
 // for no memory once warm. Cleared tapes are kept for the next region.
+//
+// Two policies. A tape that lets go drops everything droppable where a region ends. A tape that keeps enters it on the device's
+// ledger, from where it leaves only under pressure; it holds no tensor from outside but parameters, until a drop leans on one.
 //
 // Ownership: handles own the tape; the tape owns storages, never a tensor with a graph behind it.
 // Threads: `mutex` guards everything. Under it, integers and references are moved, nothing is run, allocated on the device or
@@ -24,6 +27,7 @@
 #include "core/closure.h"
 #include "core/keep.h"
 #include "core/tape.h"
+#include "device_ledger.h"
 #include "proof.h"
 #include "rng.h"
 #include "rules.h"
@@ -31,8 +35,6 @@
 #include "watch.h"
 
 namespace tfg {
-
-using Graveyard = std::vector<StoragePtr>;
 
 struct TensorRef {
     int32_t value = TFG_NONE; // TFG_NONE: an undefined tensor
@@ -79,7 +81,11 @@ struct Slot {
     bool is_garbage = false;  // some bytes were never written
     bool is_parameter = false;
     bool is_saved = false; // autograd keeps it too: put aside only when it is about to change
-    bool is_relied_on = false; // seen by a settling: settled values may lean on it
+    Place place;               // on the device's ledger: the strong reference lies there
+    int64_t sequence = 0;      // when it was first entered there
+    double price_ns_per_byte = 0;
+    uint64_t source_bit = 0;   // its bit in the masks, where replays start from it
+    int64_t replayed_in = -1;  // the backward (graph task) that last made it again
 
     explicit Slot(WeakStorage w) : weak(std::move(w)) {}
     StoragePtr live() const { return strong ? strong : weak.lock(); }
@@ -106,6 +112,17 @@ class Tape : public std::enable_shared_from_this<Tape> {
     void clear_if_idle(Graveyard &dead);
     void put_aside_relied(int32_t slot); // before a recorded write to a root that settled values lean on
     void drop_put_back(Graveyard &dead);
+
+    // -- keeping -------------------------------------------------------------------------------------------------------
+    void settle_so_far(Graveyard &dead);     // inside a region, under pressure: what has been made so far may leave
+    void enter(int32_t slot, Stats &stats);  // onto the ledger
+    void take_back(int32_t slot);            // off the ledger: it is kept for good
+    void find_masks(int32_t first_op);
+    void note_evidence();                    // fingerprints of what replays would read from outside
+    void notice_dead_sources();              // a tensor from outside that nobody holds any more: what leans on it is kept
+    void compare_fingerprint(int32_t value); // first sight: bytes that are not what the producer left were written by someone unseen
+    bool is_any_droppable() const;
+    Why why_kept(int32_t slot) const;
 
     // -- asking -------------------------------------------------------------------------------------------------------
     tfg_tape_view look() const;
@@ -135,6 +152,14 @@ class Tape : public std::enable_shared_from_this<Tape> {
     bool is_closed = false;
     bool is_pruned = false;
     bool trusts_parameters = false; // a sharding engine frees and refills them: trusted to their version
+    bool keeps = false;     // the policy; else it lets go
+    Stats *stats = nullptr; // of the region that runs now, or ran last
+    Share share;
+    std::vector<uint64_t> masks; // value -> the sources behind it, where it is derivable
+    int32_t n_settled = 0;       // operators that settle_so_far has been through
+    int32_t n_relied_on = 0;     // slots that a settling has seen: settled values may lean on them
+    size_t n_entered = 0;        // of held_since
+    int32_t n_compared = 0;      // values whose fingerprints have been compared
     bool keeps_all = false; // settles, lets go of nothing by itself: the tests choose what is dropped
     int64_t graph_task = -1; // the backward that a drop_put_back is queued for
 

@@ -9,6 +9,7 @@
 #include "cpu_allocator.h"
 #include "error.h"
 #include "handles.h"
+#include "make_up.h"
 #include "recorder.h"
 
 namespace py = pybind11;
@@ -66,8 +67,22 @@ PyObject *call_in_region(const std::shared_ptr<Tape> &on, bool is_own_tape, int6
     return result;
 }
 
-// run(tape, key, function, args, kwargs); tape: a segment's, None for one of the region's own, True for that where a sharding engine
-// frees and refills the parameters
+// How a region without a segment's tape treats what it saves.
+enum Policy : long {
+    BY_BUDGET = 0,        // keeps where its device has a budget, else lets go
+    LET_GO = 1,           // lets go of everything at its end, whatever the budget
+    KEEP = 4,             // keeps, also where there is no budget
+    TRUST_PARAMETERS = 2, // a sharding engine frees and refills the parameters; to be or-ed
+};
+
+std::shared_ptr<Tape> new_tape(long policy) {
+    auto tape = Tape::make();
+    tape->keeps = (policy & KEEP) || (!(policy & LET_GO) && cpu_budget().bytes >= 0);
+    tape->trusts_parameters = (policy & TRUST_PARAMETERS) != 0;
+    return tape;
+}
+
+// run(tape, key, function, args, kwargs); tape: a segment's, or the policy of one of the region's own
 PyObject *run(PyObject *, PyObject *const *given, Py_ssize_t n_given) {
     HANDLE_TH_ERRORS
     TORCH_CHECK_TYPE(n_given == 5, "run(tape, key, function, args, kwargs) takes 5 arguments, got ", n_given);
@@ -77,12 +92,7 @@ PyObject *run(PyObject *, PyObject *const *given, Py_ssize_t n_given) {
     if (key == -1 && PyErr_Occurred()) return nullptr;
     try {
         if (Region *outer = current_region()) return call_in_region(outer->tape, false, key, function, args, kwargs);
-        if (given[0] == Py_True) {
-            auto tape = Tape::make();
-            tape->trusts_parameters = true;
-            return call_in_region(tape, true, key, function, args, kwargs);
-        }
-        if (given[0] == Py_None) return call_in_region(Tape::make(), true, key, function, args, kwargs);
+        if (PyLong_CheckExact(given[0])) return call_in_region(new_tape(PyLong_AsLong(given[0])), true, key, function, args, kwargs);
         const auto &segment = py::handle(given[0]).cast<PyTape &>().tape;
         TORCH_CHECK_VALUE(!segment->is_closed, "this tape is closed");
         return call_in_region(segment, false, key, function, args, kwargs);
@@ -106,6 +116,9 @@ py::dict stats_dict(int64_t key) {
     out["kept_bytes"] = stats.kept_bytes.load();
     out["dropped_bytes"] = stats.dropped_bytes.load();
     out["replay_ns"] = stats.replay_ns.load();
+    out["evictions"] = stats.evictions.load();
+    out["evicted_bytes"] = stats.evicted_bytes.load();
+    out["replayed_again"] = stats.replayed_again.load();
     out["kept_why"] = why;
     return out;
 }
@@ -113,7 +126,7 @@ py::dict stats_dict(int64_t key) {
 void reset_stats(int64_t key) {
     Stats &stats = stats_of(key);
     for (auto *number : {&stats.regions, &stats.ops_taped, &stats.ops_replayed, &stats.saved_bytes, &stats.kept_bytes,
-                         &stats.dropped_bytes, &stats.replay_ns, &stats.unproven})
+                         &stats.dropped_bytes, &stats.replay_ns, &stats.unproven, &stats.evictions, &stats.evicted_bytes, &stats.replayed_again})
         *number = 0;
     for (auto &number : stats.kept_why) number = 0;
 }
@@ -132,7 +145,7 @@ void mutated(const at::Tensor &tensor) {
 }
 
 PyMethodDef run_method = {"run", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&run)), METH_FASTCALL,
-                          "run(tape or None, key, function, args, kwargs): one region"};
+                          "run(tape or policy, key, function, args, kwargs): one region"};
 
 void add_memory(py::module_ &m) {
     m.def("install_allocator", &install_cpu_allocator);
@@ -141,6 +154,32 @@ void add_memory(py::module_ &m) {
     m.def("peak_bytes", &cpu_peak_bytes);
     m.def("reset_peak", &reset_cpu_peak);
     m.def("set_limit", &set_cpu_limit);
+    m.def("set_budget", [](int64_t bytes, bool is_strict, int64_t base_bytes) { set_cpu_budget({bytes, base_bytes, is_strict}); },
+          py::arg("bytes"), py::arg("is_strict"), py::arg("base_bytes") = 0);
+    m.def("budget", [] { return cpu_budget().bytes; });
+    m.def("is_counted", [](const at::Tensor &tensor) {
+        c10::StorageImpl *storage = plain_storage(tensor);
+        return storage != nullptr && is_counted(*storage);
+    });
+    m.def("over_budget", [] {
+        const OverBudget over = cpu_over_budget();
+        return py::make_tuple(over.n_times, over.needed_bytes, over.words);
+    });
+    m.def("count_parameters_of", &count_parameters_of);
+    m.def("make_up", [] {
+        const MakeUp found = make_up();
+        py::dict out;
+        out["parameters"] = found.parameter_bytes;
+        out["gradients"] = found.gradient_bytes;
+        out["activations_kept"] = found.may_leave_bytes;
+        out["other"] = found.other_bytes;
+        return out;
+    });
+    m.def("evict", [](int64_t wanted_bytes) {
+        Graveyard victims;
+        return evict(wanted_bytes, victims);
+    });
+    m.def("fail_allocation", &fail_cpu_allocation, py::arg("k"), py::arg("is_lasting") = false);
 }
 
 void add_tape(py::module_ &m) {
@@ -188,6 +227,10 @@ PYBIND11_MODULE(_C, m) {
     m.def("set_enabled", [](bool enabled) { is_enabled = enabled; });
     m.def("set_stress", [](bool drop, bool verify) { stress() = {drop, verify}; });
     m.def("dynamic_interval", &dynamic_interval);
+    m.attr("BY_BUDGET") = static_cast<int>(BY_BUDGET);
+    m.attr("LET_GO") = static_cast<int>(LET_GO);
+    m.attr("KEEP") = static_cast<int>(KEEP);
+    m.attr("TRUST_PARAMETERS") = static_cast<int>(TRUST_PARAMETERS);
     m.attr("BUILT_TORCH") = TFG_BUILT_TORCH;
     add_memory(m);
     add_tape(m);

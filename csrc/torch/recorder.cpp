@@ -8,8 +8,11 @@
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/library.h>
 
+#include "costs.h"
+#include "cpu_allocator.h"
 #include "error.h"
 #include "handles.h"
+#include "prices.h"
 
 namespace tfg {
 
@@ -20,6 +23,7 @@ constexpr c10::DispatchKey recorder_key = c10::DispatchKey::Fake;
 thread_local Region *current = nullptr;
 
 using torch::jit::Stack;
+using Ids = c10::SmallVector<int32_t, 8>;
 
 // One operator while it is being taken down.
 struct Draft {
@@ -28,12 +32,18 @@ struct Draft {
     Why why;
     // Where the arenas stood, to take the draft back.
     size_t n_arguments, n_tensors, n_dims, n_constants, n_outputs;
-    std::vector<int32_t> reads, writes;
-    std::vector<c10::StorageImpl *> read_only, written;
+    Ids reads, writes; // storages; on the stack for all but list operators
+    c10::SmallVector<c10::StorageImpl *, 8> read_only, written;
+    bool is_committed = false;
 
     Draft(Tape &t, const Rule &r)
         : tape(t), rule(r), why(r.why), n_arguments(t.arguments.size()), n_tensors(t.tensors.size()), n_dims(t.dims.size()),
           n_constants(t.constants.size()), n_outputs(t.outputs.size()) {}
+
+    ~Draft() {
+        if (!is_committed) take_back();
+    }
+    Draft(const Draft &) = delete;
 
     void doubt(Why reason) {
         if (why == Why::NONE) why = reason;
@@ -68,6 +78,7 @@ TensorRef take_tensor(Draft &draft, const at::Tensor &tensor, bool is_written) {
     Slot &slot = tape.slots[static_cast<size_t>(id)];
     if (known.flags & TFG_STORAGE_OPAQUE) draft.doubt(Why::OPAQUE_INPUT);
     if (is_written) {
+        tape.take_back(id); // a handle may ask for what it holds now: then it stays
         draft.writes.push_back(id);
         draft.written.push_back(storage);
         if (known.flags & TFG_STORAGE_EXTERNAL) draft.doubt(Why::WRITES_OUTSIDE);
@@ -121,6 +132,7 @@ void take_statistics(Draft &draft, const c10::IValue &value) {
         return take_constant(draft, c10::IValue());
     }
     const int32_t id = draft.tape.find_or_add_external(tensor, storage);
+    draft.tape.take_back(id);
     draft.tape.put_aside_relied(id);
     draft.writes.push_back(id);
     draft.written.push_back(storage);
@@ -159,7 +171,7 @@ void take_arguments(Draft &draft, const Stack &stack) {
 }
 
 // A returned tensor: fresh (this operator made its bytes), or a storage that is known.
-void take_output(Draft &draft, const at::Tensor &tensor, std::vector<int32_t> &fresh, size_t return_index) {
+void take_output(Draft &draft, const at::Tensor &tensor, Ids &fresh, size_t return_index) {
     Tape &tape = draft.tape;
     int32_t &place = tape.outputs[draft.n_outputs + return_index];
     c10::StorageImpl *storage = tensor.defined() ? plain_storage(tensor) : nullptr;
@@ -177,7 +189,7 @@ void take_output(Draft &draft, const at::Tensor &tensor, std::vector<int32_t> &f
     place = id; // a storage for now; a value once the operator is appended
 }
 
-void take_outputs(Draft &draft, const Stack &stack, std::vector<int32_t> &fresh) {
+void take_outputs(Draft &draft, const Stack &stack, Ids &fresh) {
     const size_t n = static_cast<size_t>(draft.rule.n_returns);
     draft.tape.outputs.resize(draft.n_outputs + n, TFG_NONE);
     for (size_t i = 0; i < n; ++i) {
@@ -188,17 +200,17 @@ void take_outputs(Draft &draft, const Stack &stack, std::vector<int32_t> &fresh)
             // Lists of fresh tensors (foreach, splits that copy): one return, several storages.
             draft.doubt(value.toTensorList().empty() ? Why::NONE : Why::ODD_TENSOR);
             for (const at::Tensor &each : value.toTensorList()) {
-                std::vector<int32_t> found;
+                Ids found;
                 take_output(draft, each, found, i);
-                fresh.insert(fresh.end(), found.begin(), found.end());
+                fresh.append(found.begin(), found.end());
             }
             draft.tape.outputs[draft.n_outputs + i] = TFG_NONE;
         }
     }
 }
 
-int32_t note_ambient(Tape &tape) {
-    const Ambient now = ambient_now();
+int32_t note_ambient(Tape &tape, const Rule &rule) {
+    const Ambient now = rule.is_pointwise && !tape.ambients.empty() ? ambient_now(tape.ambients.back()) : ambient_now();
     if (tape.ambients.empty() || !(tape.ambients.back() == now)) tape.ambients.push_back(now);
     return static_cast<int32_t>(tape.ambients.size()) - 1;
 }
@@ -211,8 +223,7 @@ void resolve_dtype(Draft &draft, const Stack &stack) {
     if (dtype.isNone()) dtype = stack.back().toTensor().scalar_type();
 }
 
-void gather_fingerprints(Draft &draft, const Stack &stack, uint64_t site) {
-    if (draft.why != Why::NONE || (!stress().verify && belief_in(site) != Belief::UNKNOWN)) return;
+void gather_fingerprints(Draft &draft, const Stack &stack) {
     const size_t n = static_cast<size_t>(draft.rule.n_returns);
     for (size_t i = 0; i < n; ++i) {
         const c10::IValue &value = stack[stack.size() - n + i];
@@ -226,22 +237,24 @@ void gather_fingerprints(Draft &draft, const Stack &stack, uint64_t site) {
 
 // Appends the operator to both halves of the tape.
 void commit(Region &region, Draft &draft, const c10::OperatorHandle &op, const Stack &stack, std::unique_ptr<RngState> rng,
-            int32_t ambient) {
+            int32_t ambient, int64_t cost_ns) {
     Tape &tape = draft.tape;
-    std::vector<int32_t> fresh;
+    Ids fresh;
     take_outputs(draft, stack, fresh);
-    if (fresh.empty() && draft.writes.empty()) return draft.take_back();
+    if (fresh.empty() && draft.writes.empty()) return;
     resolve_dtype(draft, stack);
-    std::vector<int32_t> writes = draft.writes;
-    writes.insert(writes.end(), fresh.begin(), fresh.end());
+    Ids writes = draft.writes;
+    writes.append(fresh.begin(), fresh.end());
     const uint64_t site = proof_site(region.key, region.ordinal++, draft.rule.id);
-    if (draft.why == Why::NONE && belief_in(site) == Belief::DISTRUSTED) draft.doubt(Why::MISMATCH);
+    const Belief belief = draft.why == Why::NONE ? belief_in(site) : Belief::DISTRUSTED;
+    if (belief == Belief::DISTRUSTED) draft.doubt(Why::MISMATCH);
     tfg_op_args args = {};
     args.read_storages = draft.reads.data();
     args.n_reads = static_cast<int32_t>(draft.reads.size());
     args.write_storages = writes.data();
     args.n_writes = static_cast<int32_t>(writes.size());
     args.flags = (draft.why != Why::NONE ? TFG_OP_PINNED : 0) | (rng ? TFG_OP_RANDOM : 0);
+    args.cost_ns = cost_ns;
     int32_t op_index;
     tfg_error words;
     check(tfg_tape_append(tape.core, &args, &op_index, &words), &words);
@@ -253,7 +266,10 @@ void commit(Region &region, Draft &draft, const c10::OperatorHandle &op, const S
         // A large external that regions write (a scratch buffer, a cache) will be written again: nothing may lean on it.
         const tfg_storage known = tape.look().storages[id];
         const bool is_scratch = (known.flags & TFG_STORAGE_EXTERNAL) && static_cast<size_t>(known.size_bytes) > put_aside_bytes;
-        if (is_scratch || !slot.watch->can_see) check(tfg_tape_foreign_write(tape.core, id, true));
+        // A kernel may grow the storage of an `out=` argument: what the tape knows of it no longer holds.
+        const StoragePtr live = slot.live();
+        const bool is_resized = !live || live->nbytes() != static_cast<size_t>(known.size_bytes);
+        if (is_scratch || is_resized || !slot.watch->can_see) check(tfg_tape_foreign_write(tape.core, id, true));
     }
     const bool is_pinned = draft.why != Why::NONE;
     if (is_pinned) {
@@ -269,8 +285,9 @@ void commit(Region &region, Draft &draft, const c10::OperatorHandle &op, const S
         tape.rngs.push_back(std::move(rng));
     }
     tape.records.push_back(std::move(record));
-    stats_of(region.key).ops_taped += 1;
-    gather_fingerprints(draft, stack, site);
+    draft.is_committed = true;
+    region.stats.ops_taped += 1;
+    if (!is_pinned && (belief == Belief::UNKNOWN || stress().verify)) gather_fingerprints(draft, stack);
 }
 
 // What a failed or opaque operator may have written can not be relied on.
@@ -280,6 +297,14 @@ void distrust_writes(Draft &draft) {
 
 void rearm(Draft &draft) {
     for (const int32_t id : draft.reads) draft.tape.slots[static_cast<size_t>(id)].watch->arm();
+}
+
+// Of the tensors that an operator returned: together with its kind, what its cost goes by.
+int64_t stack_bytes(const Stack &stack, const Rule &rule) {
+    int64_t bytes = 0;
+    for (size_t i = stack.size() - static_cast<size_t>(rule.n_returns); i < stack.size(); ++i)
+        if (stack[i].isTensor() && stack[i].toTensor().defined()) bytes += static_cast<int64_t>(stack[i].toTensor().nbytes());
+    return bytes;
 }
 
 at::Generator generator_for(const Rule &rule, const Stack &stack) {
@@ -299,34 +324,36 @@ void disarm_for_lazy_clone(const Stack &stack, const Rule &rule) {
 void record(Region &region, const c10::OperatorHandle &op, c10::DispatchKeySet below, Stack *stack) {
     const Rule &rule = rule_of(op);
     Tape &tape = *region.tape;
+    Graveyard dead;
     std::unique_lock<std::mutex> lock(tape.mutex);
+    if (tape.keeps && is_cpu_pressed()) tape.settle_so_far(dead);
     Draft draft(tape, rule);
     take_arguments(draft, *stack);
     if (rule.is_lazy_clone) disarm_for_lazy_clone(*stack, rule);
-    const int32_t ambient = note_ambient(tape);
+    const int32_t ambient = note_ambient(tape, rule);
     std::unique_ptr<RngState> rng;
     at::Generator generator;
     if (rule.is_random && draft.why == Why::NONE) {
         generator = generator_for(rule, *stack);
         if (generator.device().is_cpu()) rng = std::make_unique<RngState>(rng_state(generator));
     }
-    static const std::vector<c10::StorageImpl *> nothing;
     lock.unlock();
+    const Stopwatch clock(tape.keeps);
     try {
         // An operator of another library may write what it says it reads: then the watch must count.
-        RecordedKernel kernel(rule.why == Why::FOREIGN_OPERATOR ? nothing : draft.read_only, draft.written);
+        const c10::ArrayRef<c10::StorageImpl *> read_only = draft.read_only, nothing;
+        RecordedKernel kernel(rule.why == Why::FOREIGN_OPERATOR ? nothing : read_only, draft.written);
         op.redispatchBoxed(below, stack);
     } catch (...) {
         lock.lock();
-        draft.take_back();
         distrust_writes(draft);
         throw;
     }
+    const int64_t cost_ns = tape.keeps ? smooth_cost(rule, stack_bytes(*stack, rule), clock.elapsed_ns()) : 0;
     if (rng && same_rng_state(*rng, rng_state(generator))) rng.reset();
-    Graveyard dead;
     lock.lock();
     rearm(draft);
-    commit(region, draft, op, *stack, std::move(rng), ambient);
+    commit(region, draft, op, *stack, std::move(rng), ambient, cost_ns);
     if (rule.why == Why::RESHAPES_STORAGE || rule.why == Why::COLLECTIVE) distrust_writes(draft);
     if (stress().drop) tape.settle(region.first_op, region.key, dead);
     lock.unlock();
@@ -353,7 +380,8 @@ bool can_record() {
            !tls_is_dispatch_key_excluded(recorder_key) && !at::SavedTensorDefaultHooks::get_tls_state().is_tracing;
 }
 
-Region::Region(std::shared_ptr<Tape> on, int64_t k, bool own) : tape(std::move(on)), key(k), is_own_tape(own), parent(current) {
+Region::Region(std::shared_ptr<Tape> on, int64_t k, bool own)
+    : tape(std::move(on)), key(k), stats(stats_of(k)), is_own_tape(own), parent(current) {
     if (!parent) {
         at::SavedTensorDefaultHooks::lazy_initialize();
         hook_depth = at::SavedTensorDefaultHooks::get_tls_state().stack.size();
@@ -370,9 +398,10 @@ Region::Region(std::shared_ptr<Tape> on, int64_t k, bool own) : tape(std::move(o
     {
         std::lock_guard<std::mutex> lock(tape->mutex);
         tape->n_regions += 1;
+        tape->stats = &stats;
         first_op = tape->look().n_ops;
     }
-    stats_of(key).regions += 1;
+    stats.regions += 1;
     current = this;
     c10::impl::tls_set_dispatch_key_included(recorder_key, true);
 }
@@ -384,9 +413,13 @@ void Region::look_at_saved_inputs() {
 
 void Region::let_go() {
     look_at_saved_inputs();
-    Graveyard dead;
-    std::lock_guard<std::mutex> lock(tape->mutex);
-    tape->settle(first_op, key, dead);
+    {
+        Graveyard dead;
+        std::lock_guard<std::mutex> lock(tape->mutex);
+        tape->settle(first_op, key, dead);
+        if (tape->keeps) price_span(*tape, first_op);
+    }
+    if (tape->keeps) relieve_cpu();
 }
 
 Region::~Region() {
@@ -401,6 +434,7 @@ Region::~Region() {
     Graveyard dead;
     std::lock_guard<std::mutex> lock(tape->mutex);
     tape->n_regions -= 1;
+    if (parent) tape->stats = &parent->stats;
     if (is_own_tape) {
         tape->is_closed = true;
         tape->prune(dead);

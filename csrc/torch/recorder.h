@@ -23,6 +23,7 @@ struct Region {
 
     std::shared_ptr<Tape> tape;
     int64_t key;
+    Stats &stats;
     int32_t first_op;
     int32_t ordinal = 0;
     bool is_own_tape;

@@ -6,7 +6,11 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <chrono>
+#include <limits>
+#include <utility>
 
+#include "core/putback.h"
+#include "cpu_allocator.h"
 #include "error.h"
 
 namespace tfg {
@@ -55,6 +59,42 @@ class Replay {
         const auto view = tape_.look();
         for (const int32_t op : ops_)
             for (int32_t i = 0; i < view.ops[op].n_reads; ++i) pin(view.refs[view.ops[op].first_ref + i]);
+        choose_what_to_bring_back();
+    }
+
+    // Values on the way that other handles ask for are brought back: all, or what there could be room for if all else left.
+    void choose_what_to_bring_back() {
+        const auto view = tape_.look();
+        std::vector<int32_t> asked;
+        std::vector<int64_t> sizes_bytes, costs_ns;
+        int64_t cost_ns = 0;
+        for (const int32_t o : ops_) {
+            const tfg_op &op = view.ops[o];
+            cost_ns += std::max<int64_t>(1, op.cost_ns);
+            for (int32_t i = 0; i < op.n_writes; ++i) {
+                const int32_t value = view.refs[op.first_ref + op.n_reads + i];
+                if (value == wanted_ || !is_asked_for(value)) continue;
+                asked.push_back(value);
+                sizes_bytes.push_back(view.storages[view.values[value].storage].size_bytes);
+                costs_ns.push_back(std::exchange(cost_ns, 0));
+            }
+        }
+        std::vector<uint8_t> is_kept(asked.size(), 1);
+        if (const int64_t room = cpu_room_bytes(); room != std::numeric_limits<int64_t>::max() && !asked.empty()) {
+            tfg_error words = {};
+            const tfg_ledger_totals totals = ledger_totals();
+            const int64_t could_leave = totals.kept_bytes - totals.aside_bytes, own = view.storages[view.values[wanted_].storage].size_bytes;
+            check(tfg_putback_choose(sizes_bytes.data(), costs_ns.data(), static_cast<int32_t>(asked.size()),
+                                     std::max<int64_t>(0, room + could_leave - own), is_kept.data(), &words), &words);
+        }
+        for (size_t i = 0; i < asked.size(); ++i)
+            if (is_kept[i]) comes_back_.insert(asked[i]);
+    }
+
+    bool is_asked_for(int32_t value) const {
+        const auto view = tape_.look();
+        const tfg_value &v = view.values[value];
+        return v.n_handles > 0 && view.storages[v.storage].current == value && !tape_.slots[static_cast<size_t>(v.storage)].live();
     }
 
     // The working set: another thread's backward may end, and let go of what is live now, between two operators of this replay.
@@ -63,12 +103,7 @@ class Replay {
         if (StoragePtr live = tape_.source(value)) pinned_[value] = std::move(live);
     }
 
-    bool is_wanted_back(int32_t value) const {
-        const auto view = tape_.look();
-        const tfg_value &v = view.values[value];
-        return value == wanted_ || (v.n_handles > 0 && view.storages[v.storage].current == value &&
-                                    !tape_.slots[static_cast<size_t>(v.storage)].live());
-    }
+    bool is_wanted_back(int32_t value) const { return value == wanted_ || comes_back_.count(value) != 0; }
 
     StoragePtr storage_for(int32_t value) {
         auto it = private_.find(value);
@@ -234,18 +269,26 @@ class Replay {
     }
 
     void bring_back(int32_t value, const StoragePtr &storage) {
-        const tfg_value &v = tape_.look().values[value];
+        const auto view = tape_.look();
+        const tfg_value &v = view.values[value];
         Slot &slot = tape_.slots[static_cast<size_t>(v.storage)];
-        if (v.n_handles == 0 || tape_.look().storages[v.storage].current != value || slot.live()) return;
+        if (v.n_handles == 0 || view.storages[v.storage].current != value || slot.live()) return;
+        Stats &stats = stats_of(tape_.records[static_cast<size_t>(v.producer)].key);
+        const int64_t task = torch::autograd::get_current_graph_task_id();
+        if (task >= 0 && slot.replayed_in == task) stats.replayed_again += 1;
+        slot.replayed_in = task;
+        if (slot.place.is_somewhere()) withdraw(slot.place); // it has left: only the place is given up
         slot.strong = storage;
         slot.weak = WeakStorage(storage);
-        tape_.put_back.push_back(v.storage);
+        if (tape_.keeps || cpu_room_bytes() != std::numeric_limits<int64_t>::max()) tape_.enter(v.storage, stats);
+        if (!tape_.keeps) tape_.put_back.push_back(v.storage);
     }
 
     Tape &tape_;
     int32_t wanted_;
     std::vector<int32_t> ops_;
     ska::flat_hash_map<int32_t, StoragePtr> private_, pinned_, for_writing_;
+    ska::flat_hash_set<int32_t> comes_back_;
     ska::flat_hash_map<int32_t, int32_t> n_readers_;
     Graveyard released_;
 };
@@ -253,7 +296,7 @@ class Replay {
 // With a fixed interval, what a retained backward brought back is dropped again when its graph task ends.
 void drop_at_end_of_backward(const std::shared_ptr<Tape> &tape) {
     const int64_t task = torch::autograd::get_current_graph_task_id();
-    if (task < 0) return;
+    if (task < 0 || tape->keeps) return;
     {
         std::lock_guard<std::mutex> lock(tape->mutex);
         if (tape->graph_task == task) return;

@@ -76,6 +76,7 @@ Rule make_rule(const c10::OperatorHandle &op, uint64_t id) {
     read_arguments(schema, rule);
     read_batch_norm(name, schema, rule);
     rule.is_random = rule.generator_argument >= 0 || op.hasTag(at::Tag::nondeterministic_seeded);
+    rule.is_pointwise = op.hasTag(at::Tag::pointwise);
     rule.makes_garbage = makes_garbage.count(name) != 0;
     rule.overwrites = overwrites.count(name) != 0;
     rule.is_lazy_clone = name == "aten::_lazy_clone";

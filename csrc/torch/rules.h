@@ -36,6 +36,7 @@ struct Rule {
     bool makes_garbage = false;          // returns memory that nobody wrote: empty and kin
     bool overwrites = false;             // writes its first argument without reading it: fill_, copy_, bernoulli_, …
     bool is_lazy_clone = false;
+    bool is_pointwise = false; // torch's tag: reads no matrix precision
     bool takes_tensors = false;
     int32_t dtype_argument = -1;         // a factory's optional dtype
     uint64_t written_arguments = 0;      // bit i: the schema writes argument i (i < 64)

@@ -17,7 +17,7 @@ namespace tfg {
 struct Stats {
     std::string label;
     std::atomic<int64_t> regions{0}, ops_taped{0}, ops_replayed{0}, saved_bytes{0}, kept_bytes{0}, dropped_bytes{0}, replay_ns{0},
-        unproven{0};
+        unproven{0}, evictions{0}, evicted_bytes{0}, replayed_again{0};
     std::array<std::atomic<int64_t>, static_cast<size_t>(Why::COUNT)> kept_why{};
 };
 

@@ -25,7 +25,7 @@ Registry &registry() {
 
 thread_local const RecordedKernel *kernel = nullptr;
 
-bool is_in(const std::vector<c10::StorageImpl *> &list, c10::StorageImpl *storage) {
+bool is_in(c10::ArrayRef<c10::StorageImpl *> list, c10::StorageImpl *storage) {
     return std::find(list.begin(), list.end(), storage) != list.end();
 }
 
@@ -115,7 +115,7 @@ WatchPtr watch(const StoragePtr &storage) {
     return fresh;
 }
 
-RecordedKernel::RecordedKernel(const std::vector<c10::StorageImpl *> &reads, const std::vector<c10::StorageImpl *> &writes)
+RecordedKernel::RecordedKernel(c10::ArrayRef<c10::StorageImpl *> reads, c10::ArrayRef<c10::StorageImpl *> writes)
     : read_only(reads), written(writes), outer_(kernel) {
     kernel = this;
 }

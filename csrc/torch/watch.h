@@ -69,11 +69,11 @@ WatchPtr watch(const StoragePtr &storage);
 
 // While alive: accesses of these storages by this thread are the recorded operator's own. Those it only reads are not counted.
 struct RecordedKernel {
-    RecordedKernel(const std::vector<c10::StorageImpl *> &read_only, const std::vector<c10::StorageImpl *> &written);
+    RecordedKernel(c10::ArrayRef<c10::StorageImpl *> read_only, c10::ArrayRef<c10::StorageImpl *> written);
     ~RecordedKernel();
     RecordedKernel(const RecordedKernel &) = delete;
 
-    const std::vector<c10::StorageImpl *> &read_only, &written;
+    const c10::ArrayRef<c10::StorageImpl *> read_only, written;
 
   private:
     const RecordedKernel *outer_;
