@@ -23,7 +23,7 @@ from torch.utils.cpp_extension import BuildExtension, CppExtension  # noqa: E402
 CSRC = ROOT / "csrc"
 CORE_SOURCES = [
     f"csrc/core/{name}.c"
-    for name in ("status", "tape", "closure", "keep", "ledger", "putback", "cut", "chain", "interval")
+    for name in ("status", "tape", "closure", "keep", "ledger", "putback", "cut", "chain", "plan", "interval")
 ]
 CPU_SOURCES = ["csrc/cpu/fingerprint.c"]
 TORCH_SOURCES = [
@@ -46,6 +46,7 @@ TORCH_SOURCES = [
         "geometry",
         "cpu_allocator",
         "make_up",
+        "peak",
         "stats",
     )
 ]

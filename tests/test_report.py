@@ -9,7 +9,8 @@ from small_models import Stack, batch
 from torch import nn
 
 import tfg
-from tfg.reporting import COUNTS, Report
+from tfg.reporting import COUNTS, Report, advise
+from tfg.timeline import last_step
 
 
 def trained_report(**how):
@@ -44,14 +45,14 @@ def test_the_table_has_a_line_per_block_and_lines_up():
     lines = str(trained_report(interval=2)).splitlines()
     assert lines[0] == "tfg: interval=2, 4 blocks"
     assert all(word in lines[1] for word in ("saved MiB", "kept MiB", "dropped MiB", "taped", "replayed", "replay ms", "kept why"))
-    assert [line.split()[0] for line in lines[3:7]] == [f"blocks.{i}" for i in range(4)] and lines[-1].startswith("total")
-    assert len({line.index("replayed") for line in lines[1:2]}) == 1 and len(lines) == 9
+    assert [line.split()[0] for line in lines[3:7]] == [f"blocks.{i}" for i in range(4)] and lines[8].startswith("total")
+    assert lines[9].startswith("peak ") and lines[10].startswith("now: parameters ")
 
 
 def test_the_table_shows_why_bytes_were_kept():
     block = {"name": "blocks.0", **dict.fromkeys(COUNTS, 0), "kept_bytes": 3 << 20, "unproven": 2,
              "kept_why": {"random": 1 << 20, "unknown": 2 << 20, "none": 0}}
-    text = str(Report("interval=1", (block, dict(block, name="blocks.1"))))
+    text = str(Report("interval=1", (block, dict(block, name="blocks.1")), {}))
     assert "random 1.00, unknown 2.00; 2 unproven" in text and "random 2.00, unknown 4.00; 4 unproven" in text and "none" not in text
 
 
@@ -80,3 +81,57 @@ def test_part_of_a_model_can_be_reported():
     model = nn.ModuleDict({"a": Stack(2), "b": Stack(3)})
     tfg.wrap(model, interval=1, blocks=["a.blocks.*", "b.blocks.*"])
     assert len(tfg.report(model["b"])["blocks"]) == 3
+
+
+# -- memory --------------------------------------------------------------------------------------------------------------------
+def budgeted(n_steps=3):
+    """A model wrapped under a budget that is none too tight, after n_steps."""
+    model = tfg.wrap(Stack(), budget="1GiB")
+    for i in range(n_steps):
+        model(batch(i)).sum().backward()
+    return model
+
+
+@pytest.fixture
+def no_budget_afterwards():
+    yield
+    tfg.set_budget(None)
+
+
+def test_the_report_says_where_the_peak_was_and_what_memory_is_made_of(no_budget_afterwards):
+    model = budgeted()
+    tfg.cpu.reset_peak_memory_stats()
+    large = torch.randn(512, 64, 8)
+    model(large).sum().backward()
+    memory = tfg.report(model)["memory"]
+    assert memory["budget"] == 2**30 and memory["peak"]["bytes"] == tfg.cpu.max_memory_allocated()
+    own = sum(p.nbytes for p in model.parameters())
+    assert memory["parameters"] == memory["gradients"] == own
+    assert memory["peak"]["phase"] in ("forward", "backward") and memory["peak"]["block"].startswith("blocks.")
+    assert memory["peak"]["what"] and memory["peak"]["activations_kept"] > large.nbytes
+    text = str(tfg.report(model))
+    assert f"at: {memory['peak']['phase']} · {memory['peak']['block']}" in text and "budget: 1.00 GiB on cpu" in text
+
+
+def test_advice_is_given_where_dropping_can_not_help():
+    peak = {"bytes": 100 << 20, "activations_kept": 1 << 20, "phase": "outside the blocks", "what": "", "block": ""}
+    memory = {"budget": None, "parameters": 10 << 20, "gradients": 10 << 20, "activations_kept": 0, "other": 0, "peak": peak}
+    assert "chunked loss" in advise(memory) and "1.00 MiB" in advise(memory)
+    assert "freeze" in advise(dict(memory, parameters=60 << 20))
+    assert "one block's working set" in advise(dict(memory, peak=dict(peak, phase="replay", block="blocks.3")))
+    assert "logits" in advise(dict(memory, peak=dict(peak, phase="backward", what="NllLossBackward0")))
+    assert advise(dict(memory, peak=dict(peak, activations_kept=50 << 20))) == ""
+
+
+def test_the_plot_is_a_picture_of_the_last_step(no_budget_afterwards, tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    model = budgeted()
+    tfg.report(model).plot(tmp_path / "memory.png")
+    assert (tmp_path / "memory.png").read_bytes()[1:4] == b"PNG"
+
+
+def test_the_last_whole_step_is_the_one_before_the_last_that_began():
+    begin = (0, 1, 0, "step begins")
+    one, two, three = ((i, i, 0, "forward") for i in (1, 2, 3))
+    assert last_step([one, begin, two, begin, three]) == [begin, two]
+    assert last_step([one, begin, two]) == [begin, two] and last_step([one, two]) == [one, two]

@@ -357,7 +357,10 @@ def notice():
     once, when the device has gone over it, what its memory was made of."""
     global _said
     now = _in_force
-    if now.n_bytes is None or _said is now:
+    if now.n_bytes is None:
+        return
+    C.step_begins()
+    if _said is now:
         return
     n_over, needed_bytes, words = C.over_budget()
     if n_over:

@@ -1,30 +1,42 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""reporting: tfg.report. What was saved, kept, dropped and replayed, per block, since the model was wrapped.
+"""reporting: tfg.report. What was saved, kept, dropped and replayed, per block, since the model was wrapped; where the peak was.
 
     saved     bytes that autograd asked to save       kept     of these, still held when the region ended
-    dropped   bytes let go                            why      reason -> bytes of what could not be dropped
+    dropped   bytes let go at a region's end          why      reason -> bytes of what could not be dropped
+    evicted   bytes let go since the budget was full  again    operators' results made more than once in one backward
 """
 
 import dataclasses
 
+from . import budget as budgets
+from . import timeline
 from ._engine import C, Error, is_disabled
+from .budget import format_bytes
 from .checkpoint import known_key
 from .subclass import state_of
 
-COUNTS = ("regions", "ops_taped", "ops_replayed", "saved_bytes", "kept_bytes", "dropped_bytes", "replay_ns")
+COUNTS = ("regions", "ops_taped", "ops_replayed", "saved_bytes", "kept_bytes", "dropped_bytes", "replay_ns", "evictions",
+          "evicted_bytes", "replayed_again")
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """settings: as given to wrap, "interval=2"; "" where only tfg.checkpoint was used · blocks: a dict per block, in order."""
+    """settings: as given to wrap, "interval=2"; "" where only tfg.checkpoint was used · blocks: a dict per block, in order ·
+    memory: the device's, a dict: see memory()."""
 
     settings: str
     blocks: tuple
+    memory: dict
 
     def to_dict(self):
-        """{"settings", "blocks": [{"name", the COUNTS, "unproven", "kept_why"}], "total": the same, summed}."""
+        """{"settings", "blocks": [{"name", the COUNTS, "unproven", "kept_why"}], "total": the same, summed, "memory"}.
+
+        "memory", in bytes: "budget" (None: none), "parameters", "gradients", "activations_kept" and "other" as they are now, and
+        "peak": {"bytes", "activations_kept", "phase", "what", "block"} since the peak was last reset.
+        """
         blocks = [dict(block, kept_why=dict(block["kept_why"])) for block in self.blocks]
-        return {"settings": self.settings, "blocks": blocks, "total": _total(blocks)}
+        memory = dict(self.memory, peak=dict(self.memory["peak"])) if self.memory else {}
+        return {"settings": self.settings, "blocks": blocks, "total": _total(blocks), "memory": memory}
 
     def keys(self):
         return self.to_dict().keys()
@@ -33,7 +45,14 @@ class Report:
         return self.to_dict()[key]
 
     def __str__(self):
-        return _table(self.to_dict())
+        return "\n".join([_table(self.to_dict()), *_sentences(self.to_dict())])
+
+    def plot(self, path):
+        """Draw the device's memory over the last step with the budget as a line, by kind, to `path` (.png, .svg, .pdf).
+
+        tfg.Error before a step has run under a budget, ImportError without matplotlib.
+        """
+        timeline.draw(path, self.memory)
 
 
 def report(model):
@@ -42,14 +61,22 @@ def report(model):
     Modules of `model` that were given to tfg.checkpoint directly have rows too.
     """
     if is_disabled:
-        return Report("disabled", ())
+        return Report("disabled", (), {})
     found = [(name, module, state_of(module)) for name, module in model.named_modules()]
     rows = [_row(state.name if state else name, state.key if state else known_key(module)) for name, module, state in found
             if state or known_key(module) is not None]
     if not rows:
         raise Error(f"report: this {type(model).__name__} is not wrapped and none of its modules ran in tfg.checkpoint; "
-                    "call tfg.wrap(model, interval=1) first")
-    return Report(next((state.label for _, _, state in found if state), ""), tuple(rows))
+                    "call tfg.wrap(model) first")
+    return Report(next((state.label for _, _, state in found if state), ""), tuple(rows), _memory(model))
+
+
+def _memory(model):
+    C.count_parameters_of(list(model.parameters()))
+    place = C.peak_place()
+    peak = {"bytes": C.peak_bytes(), "activations_kept": place["kept_bytes"], "phase": place["phase"], "what": place["what"],
+            "block": place["block"]}
+    return {"budget": budgets.in_force().n_bytes, **C.make_up(), "peak": peak}
 
 
 def _row(name, key):
@@ -68,7 +95,8 @@ def _total(blocks):
 
 
 # -- the table ------------------------------------------------------------------------------------------------------------
-HEADER = ("block", "regions", "saved MiB", "kept MiB", "dropped MiB", "taped", "replayed", "replay ms", "kept why")
+HEADER = ("block", "regions", "saved MiB", "kept MiB", "dropped MiB", "evicted MiB", "taped", "replayed", "again", "replay ms",
+          "kept why")
 
 
 def _table(facts):
@@ -85,8 +113,44 @@ def _aligned(column, cell, width):
 
 
 def _cells(name, row):
-    mebibytes = [f"{row[key] / 2**20:.2f}" for key in ("saved_bytes", "kept_bytes", "dropped_bytes")]
+    mebibytes = [f"{row[key] / 2**20:.2f}" for key in ("saved_bytes", "kept_bytes", "dropped_bytes", "evicted_bytes")]
     why = ", ".join(f"{reason} {n_bytes / 2**20:.2f}" for reason, n_bytes in sorted(row["kept_why"].items()) if n_bytes)
     unproven = f"{row['unproven']} unproven" if row["unproven"] else ""
     return (name, str(row["regions"]), *mebibytes, str(row["ops_taped"]), str(row["ops_replayed"]),
-            f"{row['replay_ns'] / 1e6:.1f}", "; ".join(filter(None, (why, unproven))))
+            str(row["replayed_again"]), f"{row['replay_ns'] / 1e6:.1f}", "; ".join(filter(None, (why, unproven))))
+
+
+# -- what a person asks next -------------------------------------------------------------------------------------------------
+def _sentences(facts):
+    memory, total = facts["memory"], facts["total"]
+    if not memory or not memory["peak"]["bytes"]:
+        return []
+    peak = memory["peak"]
+    where = " · ".join(filter(None, (peak["phase"], peak["block"], peak["what"])))
+    lines = [f"peak {format_bytes(peak['bytes'])} at: {where}; {format_bytes(peak['activations_kept'])} of it activations that could leave",
+             f"now: parameters {format_bytes(memory['parameters'])}, gradients {format_bytes(memory['gradients'])}, activations "
+             f"kept {format_bytes(memory['activations_kept'])}, other {format_bytes(memory['other'])}"]
+    if memory["budget"] is not None:
+        clamped = f"; the budget clamped {facts['settings']} {total['evictions']} times" if "=" in facts["settings"] else ""
+        lines.append(f"{budgets.describe()}: {format_bytes(total['evicted_bytes'])} left in {total['evictions']} evictions, "
+                     f"{total['replay_ns'] / 1e6:.1f} ms of replay{clamped}")
+    if advice := advise(memory):
+        lines.append(f"advice: {advice}")
+    return lines
+
+
+def advise(memory):
+    """One line where dropping activations can not lower the peak any further, with the numbers; "" where it can."""
+    peak = memory["peak"]
+    if not peak["bytes"] or peak["activations_kept"] > peak["bytes"] / 10:
+        return ""
+    share = f"only {format_bytes(peak['activations_kept'])} of the peak's {format_bytes(peak['bytes'])} are activations that could leave"
+    fixed = memory["parameters"] + memory["gradients"]
+    if fixed > peak["bytes"] / 2:
+        return (f"{share}; parameters and gradients are {format_bytes(fixed)}: freeze layers (tfg.freeze), train adapters, or "
+                "shard them (FSDP, ZeRO)")
+    if peak["phase"] == "outside the blocks":
+        return f"{share}, and it is outside the wrapped blocks (logits and loss, or the optimizer's step): a chunked loss, or an optimizer without large temporaries"
+    if peak["phase"] == "backward" and not peak["block"]:
+        return f"{share}, and it is in backward before the first block ({peak['what']}: logits and loss): a chunked loss"
+    return f"{share}; the rest is one block's working set: smaller batches or shorter sequences"

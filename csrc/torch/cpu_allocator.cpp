@@ -14,6 +14,7 @@
 
 #include "device_ledger.h"
 #include "make_up.h"
+#include "peak.h"
 
 namespace tfg {
 
@@ -25,6 +26,7 @@ std::atomic<bool> is_strict{false};
 std::atomic<int64_t> n_over{0}, needed{0};
 std::atomic<int64_t> fails_in{-1}; // allocations until the one that fails
 std::atomic<bool> fails_on{false};
+std::atomic<int64_t> n_failed{0}; // since a failure was last asked for
 
 struct Shard {
     std::mutex mutex;
@@ -60,16 +62,23 @@ void release(void *block) {
     inner_deleter(block);
 }
 
-void raise_to(std::atomic<int64_t> &most, int64_t value) {
+// Whether it rose.
+bool raise_to(std::atomic<int64_t> &most, int64_t value) {
     int64_t seen = most.load();
-    while (value > seen && !most.compare_exchange_weak(seen, value)) {
-    }
+    while (value > seen)
+        if (most.compare_exchange_weak(seen, value)) return true;
+    return false;
+}
+
+void note_live(int64_t now) {
+    if (raise_to(peak, now)) note_peak(now);
 }
 
 void fail_if_asked(int64_t size_bytes) {
     if (fails_in.load() < 0) return;
     const int64_t left = fails_in.fetch_sub(1);
     if (left == 0 && fails_on.load()) fails_in = 0;
+    if (left == 0) n_failed += 1;
     TORCH_CHECK_WITH(OutOfMemoryError, left != 0, "tfg: CPU out of memory. Tried to allocate ", size_bytes,
                      " bytes; this failure was asked for by a test");
 }
@@ -107,14 +116,14 @@ void claim(int64_t size_bytes) {
     while (true) {
         const int64_t now = live.fetch_add(size_bytes) + size_bytes;
         const int64_t most = ceiling();
-        if (now <= most) return raise_to(peak, now);
+        if (now <= most) return note_live(now);
         live -= size_bytes;
         Graveyard victims;
         if (evict(now - most, victims) > 0) continue; // the victims die here, and their blocks with them
         if (now > limit.load() || is_strict.load()) refuse(size_bytes, now);
         live += size_bytes;
         go_over(now);
-        return raise_to(peak, now);
+        return note_live(now);
     }
 }
 
@@ -171,7 +180,10 @@ bool install_cpu_allocator() {
 bool is_cpu_allocator_installed() { return is_installed; }
 int64_t cpu_live_bytes() { return live.load(); }
 int64_t cpu_peak_bytes() { return peak.load(); }
-void reset_cpu_peak() { peak = live.load(); }
+void reset_cpu_peak() {
+    peak = live.load();
+    forget_peak();
+}
 void set_cpu_limit(int64_t limit_bytes) { limit = limit_bytes < 0 ? INT64_MAX : limit_bytes; }
 
 bool is_counted(const c10::StorageImpl &storage) {
@@ -213,9 +225,10 @@ OverBudget cpu_over_budget() {
 }
 void reset_cpu_over_budget() { n_over = needed = 0; }
 
-void fail_cpu_allocation(int64_t k, bool is_lasting) {
+int64_t fail_cpu_allocation(int64_t k, bool is_lasting) {
     fails_on = is_lasting;
     fails_in = k;
+    return n_failed.exchange(0);
 }
 
 } // namespace tfg

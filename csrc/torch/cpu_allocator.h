@@ -50,6 +50,6 @@ OverBudget cpu_over_budget();
 void reset_cpu_over_budget();
 
 // For the tests: the k-th allocation from now on fails, once or from then on. Negative: none.
-void fail_cpu_allocation(int64_t k, bool is_lasting);
+int64_t fail_cpu_allocation(int64_t k, bool is_lasting);
 
 } // namespace tfg

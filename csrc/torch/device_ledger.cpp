@@ -62,7 +62,7 @@ Verdict hold_sources(const Held &held, int64_t size_bytes, Graveyard &victims) {
     for (size_t i = 0; i < share.size() && verdict == Verdict::LEAVES; ++i) {
         if (!(held.keeping.mask >> i & 1)) continue;
         if (!can_lean_on(share[i], found[i])) verdict = Verdict::NEVER;
-        if (!share[i].strong) pinned_bytes += share[i].size_bytes;
+        if (!share[i].strong && !share[i].is_held_anyway) pinned_bytes += share[i].size_bytes;
     }
     if (verdict == Verdict::LEAVES && pinned_bytes > size_bytes) verdict = Verdict::NOT_NOW;
     for (size_t i = 0; i < share.size(); ++i) {

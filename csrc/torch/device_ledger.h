@@ -38,6 +38,7 @@ struct Source {
     WatchPtr watch;
     uint32_t accesses_seen;
     int64_t size_bytes;
+    bool is_held_anyway; // autograd saved it as it is: holding it costs nothing
     StoragePtr strong;
     bool is_retired = false; // it has been written: no drop may lean on it any more
 };

@@ -10,6 +10,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "error.h"
+#include "peak.h"
 #include "module.h"
 #include "recorder.h"
 #include "replay.h"
@@ -199,12 +200,15 @@ at::Tensor serve(const Handle &handle) {
         if (handle.input->swapped.defined()) return handle.input->swapped;
     }
     StoragePtr storage;
+    int64_t key;
     {
         std::lock_guard<std::mutex> lock(handle.tape->mutex);
         const auto view = handle.tape->look();
+        key = handle.tape->records[static_cast<size_t>(view.values[handle.value].producer)].key;
         const Slot &slot = handle.tape->slots[static_cast<size_t>(view.values[handle.value].storage)];
         storage = slot.live(); // changed bytes too, if the version did not move: as autograd would serve them
     }
+    if (handle.tape->keeps) note_unpack(key);
     if (!storage) {
         pybind11::gil_scoped_release no_gil;
         storage = materialise(handle.tape, handle.value);

@@ -20,6 +20,7 @@ Pool &pool() {
     return *instance;
 }
 constexpr size_t pool_tapes = 64;
+constexpr size_t always_held_bytes = 256; // a scalar or an empty tensor from outside costs less than not to be able to replay
 
 } // namespace
 
@@ -104,7 +105,7 @@ int32_t Tape::find_or_add_external(const at::Tensor &tensor, c10::StorageImpl *s
     const uint32_t opaque = is_parameter || came_from_torch(*storage) ? 0 : static_cast<uint32_t>(TFG_STORAGE_OPAQUE);
     id = add_slot(*this, storage, TFG_STORAGE_EXTERNAL | opaque);
     Slot &slot = slots.back();
-    if (is_parameter || !keeps) slot.strong = slot.weak.lock();
+    if (is_parameter || !keeps || storage->nbytes() <= always_held_bytes) slot.strong = slot.weak.lock();
     slot.is_parameter = is_parameter;
     if (!tensor.is_inference()) {
         slot.version = tensor.unsafeGetTensorImpl()->version_counter();

@@ -21,7 +21,7 @@ uint64_t bit_of(Tape &tape, int32_t id) {
     const tfg_storage &storage = tape.look().storages[id];
     if ((storage.flags & TFG_STORAGE_EXTERNAL) && slot.is_parameter) return 0;
     if (slot.source_bit == 0)
-        slot.source_bit = add_source(tape.share, {slot.weak, slot.watch, slot.accesses_seen, storage.size_bytes, nullptr});
+        slot.source_bit = add_source(tape.share, {slot.weak, slot.watch, slot.accesses_seen, storage.size_bytes, slot.is_saved, nullptr});
     return slot.source_bit;
 }
 

@@ -10,6 +10,7 @@
 #include "error.h"
 #include "handles.h"
 #include "make_up.h"
+#include "peak.h"
 #include "recorder.h"
 
 namespace py = pybind11;
@@ -173,6 +174,23 @@ void add_memory(py::module_ &m) {
         out["gradients"] = found.gradient_bytes;
         out["activations_kept"] = found.may_leave_bytes;
         out["other"] = found.other_bytes;
+        return out;
+    });
+    m.def("peak_place", [] {
+        const Peak peak = last_peak();
+        py::dict out;
+        out["live_bytes"] = peak.live_bytes;
+        out["kept_bytes"] = peak.kept_bytes;
+        out["phase"] = phase_word(peak.phase);
+        out["what"] = peak.what;
+        out["block"] = peak.key < 0 ? "" : stats_of(peak.key).label;
+        return out;
+    });
+    m.def("step_begins", [] { note_moment(Phase::STEP_BEGINS, -1); });
+    m.def("samples", [] {
+        py::list out;
+        for (const Sample &each : samples())
+            out.append(py::make_tuple(each.at_ns, each.live_bytes, each.kept_bytes, phase_word(each.phase)));
         return out;
     });
     m.def("evict", [](int64_t wanted_bytes) {

@@ -8,10 +8,12 @@
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/library.h>
 
+#include "compat.h"
 #include "costs.h"
 #include "cpu_allocator.h"
 #include "error.h"
 #include "handles.h"
+#include "peak.h"
 #include "prices.h"
 
 namespace tfg {
@@ -325,8 +327,10 @@ void record(Region &region, const c10::OperatorHandle &op, c10::DispatchKeySet b
     const Rule &rule = rule_of(op);
     Tape &tape = *region.tape;
     Graveyard dead;
+    const bool is_pressed = tape.keeps && is_cpu_pressed();
+    if (is_pressed) region.release_saved_inputs();
     std::unique_lock<std::mutex> lock(tape.mutex);
-    if (tape.keeps && is_cpu_pressed()) tape.settle_so_far(dead);
+    if (is_pressed) tape.settle_so_far(dead);
     Draft draft(tape, rule);
     take_arguments(draft, *stack);
     if (rule.is_lazy_clone) disarm_for_lazy_clone(*stack, rule);
@@ -338,6 +342,7 @@ void record(Region &region, const c10::OperatorHandle &op, c10::DispatchKeySet b
         if (generator.device().is_cpu()) rng = std::make_unique<RngState>(rng_state(generator));
     }
     lock.unlock();
+    const NowDoing doing(Phase::FORWARD, op.schema().name().c_str(), region.key);
     const Stopwatch clock(tape.keeps);
     try {
         // An operator of another library may write what it says it reads: then the watch must count.
@@ -402,6 +407,7 @@ Region::Region(std::shared_ptr<Tape> on, int64_t k, bool own)
         first_op = tape->look().n_ops;
     }
     stats.regions += 1;
+    if (tape->keeps) note_moment(Phase::FORWARD, key);
     current = this;
     c10::impl::tls_set_dispatch_key_included(recorder_key, true);
 }
@@ -409,6 +415,25 @@ Region::Region(std::shared_ptr<Tape> on, int64_t k, bool own)
 void Region::look_at_saved_inputs() {
     for (auto &[tensor, watch] : saved_inputs) watch->look(tensor);
     saved_inputs.clear();
+}
+
+void Region::release_saved_inputs() {
+    std::vector<at::Tensor> dying; // dies last: a tensor's end may run Python
+    for (Region *each = this; each; each = each->parent) {
+        auto &held = each->saved_inputs;
+        if (held.size() > few_saved_inputs && held.size() < 2 * each->n_still_held) continue;
+        size_t n_held = 0;
+        for (auto &entry : held) {
+            if (!is_held_once(entry.first)) {
+                std::swap(held[n_held++], entry);
+                continue;
+            }
+            entry.second->look(entry.first);
+            dying.push_back(std::move(entry.first));
+        }
+        held.resize(n_held);
+        each->n_still_held = n_held;
+    }
 }
 
 void Region::let_go() {
@@ -419,7 +444,10 @@ void Region::let_go() {
         tape->settle(first_op, key, dead);
         if (tape->keeps) price_span(*tape, first_op);
     }
-    if (tape->keeps) relieve_cpu();
+    if (tape->keeps) {
+        relieve_cpu();
+        note_moment(Phase::FORWARD, key);
+    }
 }
 
 Region::~Region() {

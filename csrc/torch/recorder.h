@@ -19,6 +19,9 @@ struct Region {
     ~Region();
     void let_go(); // at the regular end or after an exception: settle, drop
     void look_at_saved_inputs(); // whose `.data` was swapped? Then they are no longer held
+    // Under pressure: those that nobody else holds any more can not be swapped any more, and need not be held. Few are looked at
+    // each time, many when they have doubled.
+    void release_saved_inputs();
     Region(const Region &) = delete;
 
     std::shared_ptr<Tape> tape;
@@ -31,6 +34,8 @@ struct Region {
     PyObject *outer_pack = nullptr, *outer_unpack = nullptr; // a pair that was active when the region began
     Region *parent;
     std::vector<std::pair<at::Tensor, std::shared_ptr<struct SavedVariableWatch>>> saved_inputs; // held until the region ends
+    size_t n_still_held = 0; // of them, when they were last released
+    static constexpr size_t few_saved_inputs = 16;
 };
 
 // This thread's innermost region, or nullptr.

@@ -12,6 +12,7 @@
 #include "core/putback.h"
 #include "cpu_allocator.h"
 #include "error.h"
+#include "peak.h"
 
 namespace tfg {
 
@@ -62,33 +63,48 @@ class Replay {
         choose_what_to_bring_back();
     }
 
-    // Values on the way that other handles ask for are brought back: all, or what there could be room for if all else left.
+    // Values on the way that other handles ask for are brought back: all, or what there could be room for if all else left. One that
+    // saves a long way is dearer by as much, so that what comes after it on the way leaves first.
     void choose_what_to_bring_back() {
         const auto view = tape_.look();
         std::vector<int32_t> asked;
         std::vector<int64_t> sizes_bytes, costs_ns;
-        int64_t cost_ns = 0;
+        int64_t cost_ns = 0, largest_bytes = 0;
         for (const int32_t o : ops_) {
             const tfg_op &op = view.ops[o];
             cost_ns += std::max<int64_t>(1, op.cost_ns);
             for (int32_t i = 0; i < op.n_writes; ++i) {
                 const int32_t value = view.refs[op.first_ref + op.n_reads + i];
+                const int64_t size_bytes = view.storages[view.values[value].storage].size_bytes;
+                largest_bytes = std::max(largest_bytes, size_bytes);
                 if (value == wanted_ || !is_asked_for(value)) continue;
                 asked.push_back(value);
-                sizes_bytes.push_back(view.storages[view.values[value].storage].size_bytes);
+                sizes_bytes.push_back(size_bytes);
                 costs_ns.push_back(std::exchange(cost_ns, 0));
             }
         }
+        if (asked.empty()) return;
         std::vector<uint8_t> is_kept(asked.size(), 1);
-        if (const int64_t room = cpu_room_bytes(); room != std::numeric_limits<int64_t>::max() && !asked.empty()) {
+        if (cpu_room_bytes() != std::numeric_limits<int64_t>::max()) {
             tfg_error words = {};
-            const tfg_ledger_totals totals = ledger_totals();
-            const int64_t could_leave = totals.kept_bytes - totals.aside_bytes, own = view.storages[view.values[wanted_].storage].size_bytes;
             check(tfg_putback_choose(sizes_bytes.data(), costs_ns.data(), static_cast<int32_t>(asked.size()),
-                                     std::max<int64_t>(0, room + could_leave - own), is_kept.data(), &words), &words);
+                                     room_to_bring_back(largest_bytes), is_kept.data(), &words), &words);
         }
-        for (size_t i = 0; i < asked.size(); ++i)
-            if (is_kept[i]) comes_back_.insert(asked[i]);
+        int64_t way_ns = 0;
+        for (size_t i = 0; i < asked.size(); ++i) {
+            way_ns += costs_ns[i];
+            if (!is_kept[i]) continue;
+            const int64_t last_ns = std::max<int64_t>(1, view.ops[view.values[asked[i]].producer].cost_ns);
+            comes_back_[asked[i]] = static_cast<double>(std::exchange(way_ns, 0)) / static_cast<double>(last_ns);
+        }
+    }
+
+    // Not counted as room: what a replayed operator reads and makes, and what backward makes of the asked value.
+    int64_t room_to_bring_back(int64_t largest_bytes) const {
+        const auto view = tape_.look();
+        const tfg_ledger_totals totals = ledger_totals();
+        const int64_t own_bytes = view.storages[view.values[wanted_].storage].size_bytes;
+        return std::max<int64_t>(0, cpu_room_bytes() + totals.kept_bytes - totals.aside_bytes - 2 * largest_bytes - 3 * own_bytes);
     }
 
     bool is_asked_for(int32_t value) const {
@@ -210,6 +226,7 @@ class Replay {
         const RngState *rng = record.rng == TFG_NONE ? nullptr : tape_.rngs[static_cast<size_t>(record.rng)].get();
         const Ambient ambient = tape_.ambients[static_cast<size_t>(record.ambient)];
         lock.unlock();
+        const NowDoing doing(Phase::REPLAY, record.op.schema().name().c_str(), record.key);
         call(record, rng, ambient, stack);
         lock.lock();
         take_results(record, op, stack);
@@ -280,15 +297,23 @@ class Replay {
         if (slot.place.is_somewhere()) withdraw(slot.place); // it has left: only the place is given up
         slot.strong = storage;
         slot.weak = WeakStorage(storage);
-        if (tape_.keeps || cpu_room_bytes() != std::numeric_limits<int64_t>::max()) tape_.enter(v.storage, stats);
+        if (tape_.keeps || cpu_room_bytes() != std::numeric_limits<int64_t>::max()) enter(v.storage, value, stats);
         if (!tape_.keeps) tape_.put_back.push_back(v.storage);
+    }
+
+    void enter(int32_t id, int32_t value, Stats &stats) {
+        double &price = tape_.slots[static_cast<size_t>(id)].price_ns_per_byte;
+        const double usual = price;
+        if (auto it = comes_back_.find(value); it != comes_back_.end()) price *= std::max(1.0, it->second);
+        tape_.enter(id, stats);
+        price = usual;
     }
 
     Tape &tape_;
     int32_t wanted_;
     std::vector<int32_t> ops_;
     ska::flat_hash_map<int32_t, StoragePtr> private_, pinned_, for_writing_;
-    ska::flat_hash_set<int32_t> comes_back_;
+    ska::flat_hash_map<int32_t, double> comes_back_; // value -> how many times its own operator's time the way to it takes
     ska::flat_hash_map<int32_t, int32_t> n_readers_;
     Graveyard released_;
 };
