@@ -47,6 +47,7 @@ TORCH_SOURCES = [
         "cpu_allocator",
         "make_up",
         "peak",
+        "policy",
         "stats",
     )
 ]

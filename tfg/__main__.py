@@ -9,6 +9,7 @@ def parser():
     top = argparse.ArgumentParser(prog="python -m tfg", description="Train inside the memory you have.")
     commands = top.add_subparsers(dest="command", required=True, metavar="command")
     add_demo(commands)
+    add_run(commands)
     return top
 
 
@@ -32,6 +33,20 @@ def add_demo(commands):
 def run_demo(arguments):
     from tfg import demo
     return demo.main(arguments)
+
+
+def add_run(commands):
+    run = commands.add_parser("run", help="run a training script with torch.utils.checkpoint replaced by tfg")
+    run.add_argument("--budget", help='a ceiling for the device: "40GiB", "80%%", "auto"')
+    run.add_argument("script", help="a Python file")
+    run.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
+    run.set_defaults(run=run_script)
+
+
+def run_script(arguments):
+    from tfg import patching
+    patching.run_script(arguments.script, arguments.arguments, arguments.budget)
+    return 0
 
 
 def main(argv=None):

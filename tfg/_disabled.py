@@ -9,7 +9,7 @@ class Error(RuntimeError):
 BY_BUDGET, LET_GO, TRUST_PARAMETERS, KEEP = 0, 1, 2, 4
 
 
-def run(tape, key, function, args, kwargs):
+def run(tape, key, function, args, kwargs, selection=None):
     return function(*args, **kwargs)
 
 

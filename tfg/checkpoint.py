@@ -13,38 +13,110 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from ._engine import C
+from .engines import is_rerun
+from .selective import selection_of
 
 _site_keys = {}  # id(code or type) -> (key, the object itself: held, so that its id is not used again)
 _module_keys = {}  # id(module) -> (key, weak reference)
+_stock_checkpoint = stock.checkpoint  # the compiler knows this very object; a patch may put another under the name
 
 
-def checkpoint(function, *args, use_reentrant=None, preserve_rng_state=True, context_fn=None, determinism_check="default",
+def checkpoint(function=None, *args, use_reentrant=None, preserve_rng_state=True, context_fn=None, determinism_check="default",
                debug=False, early_stop=True, respect_saved_tensors_hooks=None, **kwargs):
     """function(*args, **kwargs), with everything but its inputs let go at its end and replayed when backward asks.
 
-    The same result, gradients and random numbers as the plain call, bit for bit; `function` runs once. The stock's own
-    keywords are reserved: use_reentrant (None, False), preserve_rng_state, early_stop and respect_saved_tensors_hooks are
-    accepted and change nothing (random numbers are always right, and only what is needed is replayed); determinism_check is
-    'default' or 'none'. TypeError for a `function` that cannot be called, ValueError for another determinism_check,
-    NotImplementedError for use_reentrant=True, debug=True and a context_fn. All other keywords go to `function`.
+    The same result, gradients and random numbers as the plain call, bit for bit; `function` runs once. Under a budget
+    (tfg.set_budget) nothing is let go before the device is full. Without `function` and arguments a decorator is returned. The
+    stock's keywords are reserved, all others go to `function`:
+
+    use_reentrant                None and False are the same and warn of nothing; True is the stock's reentrant function
+    preserve_rng_state           holds by construction, whatever is given
+    context_fn                   functools.partial(create_selective_checkpoint_contexts, policy): the tape asks the policy which
+                                 results to keep. Anything else: the function is run again (see tfg.engine)
+    determinism_check            'default' or 'none': nothing is run twice, so there is nothing to compare. The bits of operators
+                                 seen for the first time are compared in either case
+    debug, early_stop            hold by construction: only what is needed is replayed, and it can not differ unseen
+    respect_saved_tensors_hooks  what a region keeps passes through hooks around it, always
+
+    TypeError for a `function` that cannot be called, ValueError for another determinism_check, for debug=True with a context_fn,
+    and for keywords beside a missing function.
     """
-    if use_reentrant or debug or context_fn is not None or determinism_check != "default":
-        _check_keywords(use_reentrant, context_fn, determinism_check, debug)
-    if is_compiling():  # the compiler knows the stock function, by identity
-        return stock.checkpoint(function, *args, use_reentrant=False, **kwargs)
+    if function is None and not args:
+        return _decorator(kwargs, use_reentrant=use_reentrant, preserve_rng_state=preserve_rng_state, context_fn=context_fn,
+                          determinism_check=determinism_check, debug=debug, early_stop=early_stop,
+                          respect_saved_tensors_hooks=respect_saved_tensors_hooks)
+    if use_reentrant or debug or context_fn is not None or determinism_check != "default" or is_rerun() or is_compiling():
+        return _special(function, args, kwargs, use_reentrant, preserve_rng_state, context_fn, determinism_check, debug, early_stop,
+                        respect_saved_tensors_hooks)
     if not callable(function):
         raise TypeError(f"checkpoint: the first argument must be callable, but is {function!r}")
     return C.run(C.BY_BUDGET, _key(function), function, args, kwargs)
 
 
-def _check_keywords(use_reentrant, context_fn, determinism_check, debug):
+def _special(function, args, kwargs, use_reentrant, preserve_rng_state, context_fn, determinism_check, debug, early_stop,
+             respect_saved_tensors_hooks):
+    """All but the usual call."""
+    keywords = {"use_reentrant": bool(use_reentrant), "preserve_rng_state": preserve_rng_state}
+    given = {"context_fn": (context_fn, None), "determinism_check": (determinism_check, "default"), "debug": (debug, False),
+             "early_stop": (early_stop, True), "respect_saved_tensors_hooks": (respect_saved_tensors_hooks, None)}
+    keywords |= {name: value for name, (value, default) in given.items() if value is not default and value != default}
+    is_custom = context_fn is not None and context_fn is not stock.noop_context_fn
+    if is_compiling() or use_reentrant or is_rerun() or (debug and is_custom):
+        return _stock_checkpoint(function, *args, **keywords, **kwargs)
     if determinism_check not in ("default", "none"):
         raise ValueError(f"determinism_check should be one of ['default', 'none'], but got {determinism_check}")
-    wanted = {"use_reentrant=True": use_reentrant, "debug=True": debug,
-              "context_fn": context_fn is not None and context_fn is not stock.noop_context_fn}
-    for name, is_wanted in wanted.items():
-        if is_wanted:
-            raise NotImplementedError(f"checkpoint: {name} is not supported yet; part 3 of the work brings it")
+    if not callable(function):
+        raise TypeError(f"checkpoint: the first argument must be callable, but is {function!r}")
+    if not is_custom:
+        return C.run(C.BY_BUDGET, _key(function), function, args, kwargs)
+    selection, contexts = selection_of(context_fn)
+    if selection is None:
+        keywords["context_fn"] = lambda: contexts
+        return _stock_checkpoint(function, *args, **keywords, **kwargs)
+    return C.run(C.BY_BUDGET, _key(function), function, args, kwargs, selection)
+
+
+def _decorator(strays, **keywords):
+    if strays:
+        raise ValueError("Unexpected keyword arguments: " + ",".join(strays))
+
+    def decorate(function):
+        if not callable(function):
+            raise TypeError(f"checkpoint: the first argument must be callable, but is {function!r}")
+
+        @functools.wraps(function)
+        def checkpointed(*args, **kwargs):
+            return checkpoint(function, *args, **keywords, **kwargs)
+
+        return checkpointed
+
+    return decorate
+
+
+def checkpoint_sequential(functions, segments, input, use_reentrant=None, **kwargs):
+    """The stock's: `functions` (an nn.Sequential or a list of callables) in `segments` runs of equal length, each but the last
+    through checkpoint(). One tensor in, one out. use_reentrant as in checkpoint(); the only other keyword is preserve_rng_state,
+    else ValueError.
+    """
+    preserve_rng_state = kwargs.pop("preserve_rng_state", True)
+    if kwargs:
+        raise ValueError("Unexpected keyword arguments: " + ",".join(kwargs))
+    functions = list(functions.children()) if isinstance(functions, nn.Sequential) else functions
+    length = len(functions) // segments
+    end = 0
+    for start in range(0, length * (segments - 1), length):
+        end = start + length
+        input = checkpoint(_in_turn(functions[start:end]), input, use_reentrant=use_reentrant, preserve_rng_state=preserve_rng_state)
+    return _in_turn(functions[end:])(input)
+
+
+def _in_turn(functions):
+    def run(value):
+        for function in functions:
+            value = function(value)
+        return value
+
+    return run
 
 
 def _key(function):

@@ -138,6 +138,13 @@ TensorRef Tape::reference(const at::Tensor &tensor, int32_t value) {
     return ref;
 }
 
+void Tape::hold_for_good(int32_t id) {
+    Slot &slot = slots[static_cast<size_t>(id)];
+    tfg_tape_hold(core, look().storages[id].current);
+    if (!slot.strong) slot.strong = slot.weak.lock();
+    held_since.push_back(id);
+}
+
 StoragePtr Tape::source(int32_t value) const {
     const auto view = look();
     const tfg_value &v = view.values[value];
@@ -282,7 +289,8 @@ void Tape::put_aside_relied(int32_t id) {
     const int32_t current = look().storages[id].current;
     if (current == TFG_NONE || copies.count(current)) return;
     if (id >= n_relied_on || look().values[current].state != TFG_VALUE_ROOT) return; // what is derivable can be made again
-    if (keeps && !must_put_aside(share, slot.source_bit)) return;
+    const bool has_bit = slot.source_bit != 0; // a parameter has none: it is held, and any drop may lean on it
+    if (keeps && !(has_bit ? must_put_aside(share, slot.source_bit) : slot.is_parameter)) return;
     if (slot.live() && source(current)) copies[current] = copy_storage(*slot.live());
 }
 

@@ -103,6 +103,7 @@ class Tape : public std::enable_shared_from_this<Tape> {
     int32_t add_fresh(c10::StorageImpl *storage);
     void notice_foreign_writes(int32_t slot); // compares the watch; a moved one makes the storage opaque
     TensorRef reference(const at::Tensor &tensor, int32_t value);
+    void hold_for_good(int32_t slot); // until the tape is cleared, as if a handle waited for it
 
     // -- letting go ----------------------------------------------------------------------------------
     void settle(int32_t first_op, int64_t key, Graveyard &dead); // settles, then drops what is droppable

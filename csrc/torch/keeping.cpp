@@ -15,11 +15,15 @@ namespace tfg {
 
 namespace {
 
-// The bit of a storage that replays start from.
+// The bit of a storage that replays start from. A parameter has none, so any drop may lean on it: its watch puts its bytes aside when
+// it changes outside (a leaf that requires grad may be a view of somebody's buffer).
 uint64_t bit_of(Tape &tape, int32_t id) {
     Slot &slot = tape.slots[static_cast<size_t>(id)];
     const tfg_storage &storage = tape.look().storages[id];
-    if ((storage.flags & TFG_STORAGE_EXTERNAL) && slot.is_parameter) return 0;
+    if ((storage.flags & TFG_STORAGE_EXTERNAL) && slot.is_parameter) {
+        slot.watch->relied_on_at = slot.accesses_seen;
+        return 0;
+    }
     if (slot.source_bit == 0)
         slot.source_bit = add_source(tape.share, {slot.weak, slot.watch, slot.accesses_seen, storage.size_bytes, slot.is_saved, nullptr});
     return slot.source_bit;

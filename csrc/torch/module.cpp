@@ -54,8 +54,9 @@ void drop(const PyTape &self, const std::vector<int32_t> &ids) {
 
 // One region around function(*args, **kwargs). The result, or nullptr with Python's error set.
 PyObject *call_in_region(const std::shared_ptr<Tape> &on, bool is_own_tape, int64_t key, PyObject *function, PyObject *args,
-                         PyObject *kwargs) {
+                         PyObject *kwargs, PyObject *policy) {
     Region region(on, key, is_own_tape);
+    region.policy = policy;
     PyObject *result = PyObject_Call(function, args, kwargs);
     if (result) {
         try {
@@ -83,20 +84,22 @@ std::shared_ptr<Tape> new_tape(long policy) {
     return tape;
 }
 
-// run(tape, key, function, args, kwargs); tape: a segment's, or the policy of one of the region's own
+// run(tape, key, function, args, kwargs[, selection]); tape: a segment's, or the policy of one of the region's own; selection: see
+// policy.h
 PyObject *run(PyObject *, PyObject *const *given, Py_ssize_t n_given) {
     HANDLE_TH_ERRORS
-    TORCH_CHECK_TYPE(n_given == 5, "run(tape, key, function, args, kwargs) takes 5 arguments, got ", n_given);
-    PyObject *function = given[2], *args = given[3], *kwargs = given[4];
+    TORCH_CHECK_TYPE(n_given == 5 || n_given == 6, "run(tape, key, function, args, kwargs[, selection]) got ", n_given, " arguments");
+    PyObject *function = given[2], *args = given[3], *kwargs = given[4], *policy = n_given == 6 ? given[5] : nullptr;
     if (!is_enabled || !can_record()) return PyObject_Call(function, args, kwargs);
     const int64_t key = PyLong_AsLongLong(given[1]);
     if (key == -1 && PyErr_Occurred()) return nullptr;
     try {
-        if (Region *outer = current_region()) return call_in_region(outer->tape, false, key, function, args, kwargs);
-        if (PyLong_CheckExact(given[0])) return call_in_region(new_tape(PyLong_AsLong(given[0])), true, key, function, args, kwargs);
+        if (Region *outer = current_region()) return call_in_region(outer->tape, false, key, function, args, kwargs, policy);
+        if (PyLong_CheckExact(given[0])) return call_in_region(new_tape(PyLong_AsLong(given[0])), true, key, function, args,
+                                                                     kwargs, policy);
         const auto &segment = py::handle(given[0]).cast<PyTape &>().tape;
         TORCH_CHECK_VALUE(!segment->is_closed, "this tape is closed");
-        return call_in_region(segment, false, key, function, args, kwargs);
+        return call_in_region(segment, false, key, function, args, kwargs, policy);
     } catch (const Error &failure) {
         PyErr_SetString(error, failure.what());
         return nullptr;

@@ -14,6 +14,7 @@
 #include "error.h"
 #include "handles.h"
 #include "peak.h"
+#include "policy.h"
 #include "prices.h"
 
 namespace tfg {
@@ -288,6 +289,8 @@ void commit(Region &region, Draft &draft, const c10::OperatorHandle &op, const S
     }
     tape.records.push_back(std::move(record));
     draft.is_committed = true;
+    if (draft.why == Why::POLICY)
+        for (const int32_t id : fresh) tape.hold_for_good(id);
     region.stats.ops_taped += 1;
     if (!is_pinned && (belief == Belief::UNKNOWN || stress().verify)) gather_fingerprints(draft, stack);
 }
@@ -323,6 +326,16 @@ void disarm_for_lazy_clone(const Stack &stack, const Rule &rule) {
         if (storage->has_materializer()) storage->clear_materializer();
 }
 
+void ask_policy(Region &region, const c10::OperatorHandle &op, const Arguments &given, const Stack &stack, Draft &draft) {
+    try {
+        if (wants_results(region.policy, op, given, stack)) draft.doubt(Why::POLICY);
+    } catch (...) {
+        std::lock_guard<std::mutex> lock(draft.tape.mutex);
+        distrust_writes(draft);
+        throw;
+    }
+}
+
 void record(Region &region, const c10::OperatorHandle &op, c10::DispatchKeySet below, Stack *stack) {
     const Rule &rule = rule_of(op);
     Tape &tape = *region.tape;
@@ -342,6 +355,7 @@ void record(Region &region, const c10::OperatorHandle &op, c10::DispatchKeySet b
         if (generator.device().is_cpu()) rng = std::make_unique<RngState>(rng_state(generator));
     }
     lock.unlock();
+    const Arguments given = region.policy ? arguments_of(rule, *stack) : Arguments();
     const NowDoing doing(Phase::FORWARD, op.schema().name().c_str(), region.key);
     const Stopwatch clock(tape.keeps);
     try {
@@ -354,6 +368,7 @@ void record(Region &region, const c10::OperatorHandle &op, c10::DispatchKeySet b
         distrust_writes(draft);
         throw;
     }
+    if (region.policy) ask_policy(region, op, given, *stack, draft);
     const int64_t cost_ns = tape.keeps ? smooth_cost(rule, stack_bytes(*stack, rule), clock.elapsed_ns()) : 0;
     if (rng && same_rng_state(*rng, rng_state(generator))) rng.reset();
     lock.lock();

@@ -31,6 +31,7 @@ struct Region {
     int32_t ordinal = 0;
     bool is_own_tape;
     size_t hook_depth;
+    PyObject *policy = nullptr; // selective checkpointing: borrowed from the caller of the region
     PyObject *outer_pack = nullptr, *outer_unpack = nullptr; // a pair that was active when the region began
     Region *parent;
     std::vector<std::pair<at::Tensor, std::shared_ptr<struct SavedVariableWatch>>> saved_inputs; // held until the region ends

@@ -111,7 +111,8 @@ const char *why_words(Why why) {
                                   "changes a storage",
                                   "a tensor from outside changed",
                                   "an input is gone",
-                                  "its replay differed"};
+                                  "its replay differed",
+                                  "chosen by a policy"};
     static_assert(sizeof(words) / sizeof(*words) == static_cast<size_t>(Why::COUNT));
     return words[static_cast<size_t>(why)];
 }

@@ -25,6 +25,7 @@ enum class Why : uint8_t {
     OUTSIDE_CHANGED,
     LOST_INPUT,
     MISMATCH,
+    POLICY,
     COUNT,
 };
 const char *why_words(Why why);

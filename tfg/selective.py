@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""selective: a selective-checkpointing policy, taken from a stock `context_fn` and asked by the tape.
+
+The stock runs a policy through two dispatch modes and a store of values. Here the recorder asks it once per operator, while the
+region is taped, and keeps what it names on the tape: nothing is looked up by call index, and any number of backwards may follow.
+Views are not recorded, so the policy is not asked for them.
+
+    context_fn ── partial(create_selective_checkpoint_contexts, policy), or a call that returns its two modes ──> policy
+               ── anything else ──> None: the function is run again, by the stock (engines.py)
+"""
+
+import functools
+
+import torch.utils.checkpoint as stock
+from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
+
+SAVED = (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)
+IGNORED = frozenset(getattr(stock, "SAC_IGNORED_OPS", ()))
+
+_create = stock.create_selective_checkpoint_contexts
+_caching_mode = getattr(stock, "_CachingTorchDispatchMode", None)
+
+
+def selection_of(context_fn):
+    """(selection for C.run or None, contexts that were made on the way or None).
+
+    ValueError and TypeError for a list or policy that the stock refuses, with its words.
+    """
+    if isinstance(context_fn, functools.partial) and context_fn.func is _create:
+        forward, _ = context_fn()  # the stock looks at the list, and makes a function of it
+        return _selection(forward.policy_fn), None
+    contexts = context_fn()
+    first = contexts[0] if isinstance(contexts, tuple) and len(contexts) == 2 else None
+    if _caching_mode is not None and type(first) is _caching_mode:
+        return _selection(first.policy_fn), None
+    return None, contexts
+
+
+def _selection(policy_fn):
+    """policy_fn as the recorder asks it: (op, args, kwargs, results) -> whether to keep the results."""
+
+    def is_kept(op, args, kwargs, results):
+        if op in IGNORED:
+            return False
+        answer = policy_fn(SelectiveCheckpointContext(is_recompute=False, op_output=results), op, *args, **kwargs)
+        if isinstance(answer, bool):
+            return answer
+        if not isinstance(answer, CheckpointPolicy):
+            raise TypeError(f"selective checkpointing: the policy must return a CheckpointPolicy or a bool, not {answer!r}")
+        return answer in SAVED
+
+    return is_kept
