@@ -18,7 +18,7 @@ from tfg import _C
 from tfg.demo import Decoder
 
 TOKENS, BATCH, HIDDEN = 256, 4, 256
-PERCENTS = (90, 75, 60, 45, 30, 20)
+PERCENTS = {8: (90, 75, 60, 45, 30, 20), 16: (75, 45, 30)}
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -59,12 +59,12 @@ def kept(proto):
 
 
 def contenders(proto, ids, plain_peak):
-    runs = {"plain": step(proto, ids), "fits": under(2**40, step(kept(proto), ids))}
-    for percent in PERCENTS:
-        runs[f"budget {percent}%"] = under(plain_peak * percent // 100, step(kept(proto), ids))
     n = len(proto.blocks)
+    runs = {"plain": step(proto, ids), "plain again": step(copy.deepcopy(proto), ids), "fits": under(2**40, step(kept(proto), ids))}
+    for percent in PERCENTS[n]:
+        runs[f"budget {percent}%"] = under(plain_peak * percent // 100, step(kept(proto), ids))
     runs["stock, all blocks"] = step(harness.with_call(proto, harness.stock), ids)
-    for part in (3, 2, 1):
+    for part in (3, 2, 1) if n == 8 else (2,):
         runs[f"stock, first {n * part // 4}"] = step(first_blocks(proto, n * part // 4), ids)
     runs["selective"] = step(harness.with_call(proto, harness.selective), ids)
     return runs
@@ -86,10 +86,12 @@ def test_the_memory_time_curve(benchmark, n_blocks):
     for name, run in runs.items():
         share = harness.exact_peak_bytes(run) / plain_peak
         low, high = race.spread(name, "plain")
-        rows.append((name, round(share, 3), round(race.ratio(name, "plain"), 3), round(low, 3), round(high, 3)))
-        harness.tell(benchmark, f"{n_blocks} blocks, {name}", share=share, time=race.ratio(name, "plain"), low=low, high=high)
+        fastest = race.fastest(name, "plain")
+        rows.append((name, *(round(figure, 3) for figure in (share, race.ratio(name, "plain"), fastest, low, high))))
+        harness.tell(benchmark, f"{n_blocks} blocks, {name}", share=share, time=race.ratio(name, "plain"), fastest=fastest, low=low, high=high)
     harness.tell(benchmark, f"{n_blocks} blocks, budget = stock's peak, against the stock",
-                 time=race.ratio("budget = stock's peak", "stock, all blocks"))
+                 time=race.ratio("budget = stock's peak", "stock, all blocks"),
+                 fastest=race.fastest("budget = stock's peak", "stock, all blocks"))
     write(n_blocks, rows)
 
 
@@ -97,7 +99,7 @@ def write(n_blocks, rows):
     RESULTS.mkdir(exist_ok=True)
     with open(RESULTS / f"memory_time_{n_blocks}.csv", "w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(("contender", "share of plain's peak", "time over plain", "low", "high"))
+        writer.writerow(("contender", "share of plain's peak", "time over plain", "of the fastest rounds", "low", "high"))
         writer.writerows(rows)
     try:
         from matplotlib.figure import Figure
@@ -105,12 +107,12 @@ def write(n_blocks, rows):
         return
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
-    ours = sorted((share, time) for name, share, time, *_ in rows if name.startswith("budget") or name == "fits")
+    ours = sorted((share, fastest) for name, share, _, fastest, *_ in rows if name.startswith("budget") or name == "fits")
     axes.plot(*zip(*ours), "o-", color="#3a7ca5", label="tfg, budget")
-    for name, share, time, *_ in rows:
+    for name, share, _, fastest, *_ in rows:
         if name.startswith(("stock", "selective", "plain")):
-            axes.plot(share, time, "s", color="#c8553d")
-            axes.annotate(name, (share, time), textcoords="offset points", xytext=(5, 4), fontsize="small")
-    axes.set(xlabel="peak above the step's base, over plain's", ylabel="time over plain", xlim=(0, 1.1))
+            axes.plot(share, fastest, "s", color="#c8553d")
+            axes.annotate(name, (share, fastest), textcoords="offset points", xytext=(5, 4), fontsize="small")
+    axes.set(xlabel="peak above the step's base, over plain's", ylabel="time over plain, fastest rounds", xlim=(0, 1.1))
     axes.legend()
     figure.savefig(RESULTS / f"memory_time_{n_blocks}.png", dpi=120)

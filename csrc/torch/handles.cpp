@@ -141,7 +141,7 @@ PyObject *pack_handle(Region &region, int32_t slot_id, const at::Tensor &tensor)
     tfg_tape_hold(tape.core, self->value);
     tape.n_handles += 1;
     if (!slot.strong && !slot.place.is_somewhere()) slot.strong = slot.weak.lock();
-    tape.held_since.push_back(slot_id);
+    tape.note_held(slot_id);
     return object;
 }
 

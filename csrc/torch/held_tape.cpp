@@ -142,7 +142,13 @@ void Tape::hold_for_good(int32_t id) {
     Slot &slot = slots[static_cast<size_t>(id)];
     tfg_tape_hold(core, look().storages[id].current);
     if (!slot.strong) slot.strong = slot.weak.lock();
-    held_since.push_back(id);
+    note_held(id);
+}
+
+void Tape::note_held(int32_t id) {
+    Slot &slot = slots[static_cast<size_t>(id)];
+    if (!slot.is_noted) held_since.push_back(id);
+    slot.is_noted = true;
 }
 
 StoragePtr Tape::source(int32_t value) const {
@@ -244,6 +250,7 @@ void Tape::settle(int32_t first_op, int64_t key, Graveyard &dead) {
         if (slot.strong || keeps) of_region.kept_bytes += size_bytes;
         if (slot.strong) of_region.kept_why[static_cast<size_t>(why_kept(id))] += size_bytes;
     }
+    for (const int32_t id : held_since) slots[static_cast<size_t>(id)].is_noted = false;
     held_since.clear();
     n_entered = 0;
     if (keeps && stress().drop) evict(std::numeric_limits<int64_t>::max(), dead);

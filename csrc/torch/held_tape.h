@@ -80,6 +80,7 @@ struct Slot {
     uint32_t version_seen = 0;
     bool is_garbage = false;  // some bytes were never written
     bool is_parameter = false;
+    bool is_noted = false;    // in held_since
     bool is_saved = false; // autograd keeps it too: put aside only when it is about to change
     Place place;               // on the device's ledger: the strong reference lies there
     int64_t sequence = 0;      // when it was first entered there
@@ -104,6 +105,7 @@ class Tape : public std::enable_shared_from_this<Tape> {
     void notice_foreign_writes(int32_t slot); // compares the watch; a moved one makes the storage opaque
     TensorRef reference(const at::Tensor &tensor, int32_t value);
     void hold_for_good(int32_t slot); // until the tape is cleared, as if a handle waited for it
+    void note_held(int32_t slot);     // once, until the next settling
 
     // -- letting go ----------------------------------------------------------------------------------
     void settle(int32_t first_op, int64_t key, Graveyard &dead); // settles, then drops what is droppable
