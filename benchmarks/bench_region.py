@@ -25,4 +25,5 @@ def test_region_adds_a_few_microseconds(benchmark, what):
     race = harness.Race(**{name: steps(call, FUNCTIONS[what], x) for name, call in harness.CALLS.items()})
     harness.run(benchmark, race, rounds=40)
     added = {f"{name} µs": race.added_ns(name, "plain") / N_REGIONS / 1e3 for name in harness.CALLS if name != "plain"}
-    harness.tell(benchmark, f"region that {what}, added", **added, share=added["tfg µs"] / added["stock µs"])
+    harness.tell(benchmark, f"region that {what}, added", **added, share=added["tfg µs"] / added["stock µs"],
+                 selective_share=added["tfg selective µs"] / added["selective µs"])

@@ -110,11 +110,16 @@ def selective(function, *args):
     return checkpoint(function, *args, use_reentrant=False, context_fn=contexts)
 
 
+def tfg_selective(function, *args):
+    return tfg.checkpoint(function, *args, context_fn=functools.partial(create_selective_checkpoint_contexts, save_matrix_products))
+
+
 def plain(function, *args):
     return function(*args)
 
 
-CALLS = {"plain": plain, "tfg": tfg.checkpoint, "stock": stock, "reentrant": reentrant, "selective": selective}
+CALLS = {"plain": plain, "tfg": tfg.checkpoint, "stock": stock, "reentrant": reentrant, "selective": selective,
+         "tfg selective": tfg_selective}
 
 
 def with_call(proto, call):

@@ -327,6 +327,14 @@ def test_where_nobody_counts_a_default_is_a_warning(told, monkeypatch, caplog):
     assert told == [] and [record.levelno for record in caplog.records] == [logging.WARNING] and "TFG_CPU_ALLOCATOR" in caplog.text
 
 
+def test_a_default_on_another_device_is_a_warning(told, monkeypatch, caplog):
+    model = Weights()
+    monkeypatch.setattr(budget, "_device_of", lambda model: "cuda")
+    assert ask(model, "auto", is_default=True) is None and told == [] and "only the CPU has budgets so far" in caplog.text
+    with pytest.raises(NotImplementedError, match="device 'cuda' is not supported yet"):
+        ask(model, "auto")
+
+
 def test_disabled_checks_the_words_and_does_nothing(told, monkeypatch):
     monkeypatch.setattr(budget, "is_disabled", True)
     set_budget("1GiB")

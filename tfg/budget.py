@@ -52,8 +52,8 @@ def parse(budget, total_bytes, auto_bytes, least_bytes=LEAST_BYTES):
     auto_bytes   what "auto" is
     least_bytes  what an int may be at least
 
-    ValueError for anything below 1 MiB (40 is 40 bytes; least_bytes for an int), for 1, 1.0 and larger floats, for negative numbers, nan, inf, and
-    other words; TypeError for other types, bool too. Both name the value and what would work.
+    ValueError for anything below 1 MiB (40 is 40 bytes; least_bytes for an int), for 1, 1.0 and larger floats, for negative
+    numbers, nan, inf, and other words; TypeError for other types, bool too. Both name the value and what would work.
     """
     if budget is None:
         return None
@@ -293,13 +293,17 @@ def ask(model, budget, device=None, strict=False, is_default=False):
     """set_budget on behalf of `model` (tfg.wrap's part), which is held weakly. Returns the bytes in force, None for none.
 
     device      None: where the model's parameters are
-    is_default  the user did not say it: a budget that is in force stays, and where nobody counts there is none, with a warning
+    is_default  the user did not say it: a budget that is in force stays, and where nobody counts, or on another device than the
+                CPU, there is none, with a warning
 
     A model may change what it asked for; None takes it back. Raises as set_budget, and ValueError where another living model
     asked for a different number of bytes on the same device: one device has one budget. The claim ends with the model or with
     release(); the budget itself stays when the model dies, until someone asks for another.
     """
     with _lock:
+        if is_default and device is None and (kind := _device_of(model)) != "cpu":
+            log.warning("budget: none: the model is on '%s', and only the CPU has budgets so far", kind)
+            return None
         wanted = _wanted(f"tfg.wrap({type(model).__name__})", model, budget, device, strict)
         if is_disabled:
             return None
@@ -399,8 +403,7 @@ def _least_bytes():
 def _check_device(device, model):
     """Raises unless `device`, or where None the device in use, is the CPU."""
     if device is None and model is not None:
-        others = {tensor.device.type for tensor in _plain_tensors(model)} - {"cpu", "meta"}
-        device = min(others, default="cpu")
+        device = _device_of(model)
     elif device is None:
         device = "cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu"
     if not isinstance(device, (str, torch.device)):
@@ -411,6 +414,11 @@ def _check_device(device, model):
         raise ValueError(f"budget: {device!r} is not a device; 'cpu' is") from None
     if kind != "cpu":
         raise NotImplementedError(f"budget: device '{device}' is not supported yet: only 'cpu' is; GPUs come with part 4 of the work")
+
+
+def _device_of(model):
+    """The kind of device that the model's tensors are on: "cpu" where all are there, or on meta."""
+    return min({tensor.device.type for tensor in _plain_tensors(model)} - {"cpu", "meta"}, default="cpu")
 
 
 def _check_counting(wanted):

@@ -95,14 +95,17 @@ def _decorator(strays, **keywords):
 
 def checkpoint_sequential(functions, segments, input, use_reentrant=None, **kwargs):
     """The stock's: `functions` (an nn.Sequential or a list of callables) in `segments` runs of equal length, each but the last
-    through checkpoint(). One tensor in, one out. use_reentrant as in checkpoint(); the only other keyword is preserve_rng_state,
-    else ValueError.
+    through checkpoint(). One tensor in, one out. use_reentrant as in checkpoint(); the only other keyword is preserve_rng_state.
+    ValueError for other keywords, and for more segments than functions.
     """
     preserve_rng_state = kwargs.pop("preserve_rng_state", True)
     if kwargs:
         raise ValueError("Unexpected keyword arguments: " + ",".join(kwargs))
     functions = list(functions.children()) if isinstance(functions, nn.Sequential) else functions
     length = len(functions) // segments
+    if length == 0:  # the end of the line is what the stock says
+        raise ValueError(f"checkpoint_sequential: {segments} segments are more than the {len(functions)} functions: range() arg 3 must "
+                         "not be zero")
     end = 0
     for start in range(0, length * (segments - 1), length):
         end = start + length

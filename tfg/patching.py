@@ -18,7 +18,7 @@ import torch.utils.checkpoint as stock
 from . import budget as budgets
 from .checkpoint import checkpoint, checkpoint_sequential
 
-REPLACED = {id(original): ours for original, ours in ((stock.checkpoint, checkpoint), (stock.checkpoint_sequential, checkpoint_sequential))}
+REPLACED = {id(stock.checkpoint): checkpoint, id(stock.checkpoint_sequential): checkpoint_sequential}
 LEFT_ALONE = ("tfg", "torch._dynamo", "torch._higher_order_ops", "torch._functorch", "torch._inductor")
 
 

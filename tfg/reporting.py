@@ -127,7 +127,8 @@ def _sentences(facts):
         return []
     peak = memory["peak"]
     where = " · ".join(filter(None, (peak["phase"], peak["block"], peak["what"])))
-    lines = [f"peak {format_bytes(peak['bytes'])} at: {where}; {format_bytes(peak['activations_kept'])} of it activations that could leave",
+    lines = [f"peak {format_bytes(peak['bytes'])} at: {where}; {format_bytes(peak['activations_kept'])} of it activations that could "
+             "leave",
              f"now: parameters {format_bytes(memory['parameters'])}, gradients {format_bytes(memory['gradients'])}, activations "
              f"kept {format_bytes(memory['activations_kept'])}, other {format_bytes(memory['other'])}"]
     if memory["budget"] is not None:
@@ -144,13 +145,15 @@ def advise(memory):
     peak = memory["peak"]
     if not peak["bytes"] or peak["activations_kept"] > peak["bytes"] / 10:
         return ""
-    share = f"only {format_bytes(peak['activations_kept'])} of the peak's {format_bytes(peak['bytes'])} are activations that could leave"
+    share = (f"only {format_bytes(peak['activations_kept'])} of the peak's {format_bytes(peak['bytes'])} are activations that could "
+             "leave")
     fixed = memory["parameters"] + memory["gradients"]
     if fixed > peak["bytes"] / 2:
         return (f"{share}; parameters and gradients are {format_bytes(fixed)}: freeze layers (tfg.freeze), train adapters, or "
                 "shard them (FSDP, ZeRO)")
     if peak["phase"] == "outside the blocks":
-        return f"{share}, and it is outside the wrapped blocks (logits and loss, or the optimizer's step): a chunked loss, or an optimizer without large temporaries"
+        return (f"{share}, and it is outside the wrapped blocks (logits and loss, or the optimizer's step): a chunked loss, or an "
+                "optimizer without large temporaries")
     if peak["phase"] == "backward" and not peak["block"]:
         return f"{share}, and it is in backward before the first block ({peak['what']}: logits and loss): a chunked loss"
     return f"{share}; the rest is one block's working set: smaller batches or shorter sequences"

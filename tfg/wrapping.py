@@ -57,7 +57,8 @@ def wrap(model, *, budget=None, interval=None, every_n_layers=None, blocks=None,
 
 
 def unwrap(model):
-    """Undo wrap: every class and every __dict__ as before, and no budget that this model alone asked for. Returns `model`; harmless on a model that is not wrapped.
+    """Undo wrap: every class and every __dict__ as before, and no budget that this model alone asked for. Returns `model`;
+    harmless on a model that is not wrapped.
 
     A block that FSDP or a parametrization has subclassed since keeps its class, whose forward then passes straight through.
     """

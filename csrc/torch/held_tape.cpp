@@ -164,7 +164,8 @@ StoragePtr Tape::source(int32_t value) const {
     const uint32_t accesses = slot.watch->n_accesses.load();
     bool is_same = accesses == slot.accesses_seen;
     const bool is_trusted = trusts_parameters && slot.is_parameter;
-    if (is_external && (is_trusted || !slot.watch->can_see) && slot.version.enabled()) is_same = slot.version.current_version() == slot.version_seen;
+    if (is_external && (is_trusted || !slot.watch->can_see) && slot.version.enabled())
+        is_same = slot.version.current_version() == slot.version_seen;
     if (!is_same) {
         const auto before = slot.watch->before(slot.accesses_seen);
         if (before && before->copy) return before->copy;
@@ -183,9 +184,9 @@ void Tape::drop_slot(int32_t id, Graveyard &dead) {
     if (StoragePtr held = slot.place.is_somewhere() ? withdraw(slot.place) : std::move(slot.strong)) dead.push_back(std::move(held));
 }
 
-// Before anything is dropped that leans on externals: small ones are put aside (counters, masks and scales change often); the bytes
-// of large ones and of parameters are noted, since someone may hold a raw pointer to them from before (a NumPy view). Roots of our own get only a mark:
-// they are put aside, where small, when someone is about to write them.
+// Before anything is dropped that leans on externals: small ones are put aside (counters, masks and scales change often); the bytes of
+// large ones and of parameters are noted, since someone may hold a raw pointer to them from before (a NumPy view). Roots of our own get
+// only a mark: they are put aside, where small, when someone is about to write them.
 static void rely_on_externals(Tape &tape) {
     tfg_keep_prune(tape.core);
     const auto view = tape.look();

@@ -129,8 +129,8 @@ py::dict stats_dict(int64_t key) {
 
 void reset_stats(int64_t key) {
     Stats &stats = stats_of(key);
-    for (auto *number : {&stats.regions, &stats.ops_taped, &stats.ops_replayed, &stats.saved_bytes, &stats.kept_bytes,
-                         &stats.dropped_bytes, &stats.replay_ns, &stats.unproven, &stats.evictions, &stats.evicted_bytes, &stats.replayed_again})
+    for (auto *number : {&stats.regions, &stats.ops_taped, &stats.ops_replayed, &stats.saved_bytes, &stats.kept_bytes, &stats.dropped_bytes,
+                         &stats.replay_ns, &stats.unproven, &stats.evictions, &stats.evicted_bytes, &stats.replayed_again})
         *number = 0;
     for (auto &number : stats.kept_why) number = 0;
 }

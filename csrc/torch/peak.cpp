@@ -2,6 +2,7 @@
 #include "peak.h"
 
 #include <c10/util/Type.h>
+#include <pthread.h>
 #include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
@@ -34,6 +35,9 @@ struct Book {
 };
 Book &book() {
     static auto *instance = new Book;
+    static const int registered = pthread_atfork([] { instance->mutex.lock(); }, [] { instance->mutex.unlock(); },
+                                                 [] { instance->mutex.unlock(); });
+    (void)registered;
     return *instance;
 }
 

@@ -48,7 +48,8 @@ Structure structure_of(const Tape &tape, int32_t first_op) {
     for (int32_t o = first_op; o < view.n_ops; ++o) {
         const tfg_op &op = view.ops[o];
         found.ops.push_back({op.cost_ns, static_cast<int32_t>(found.refs.size()), op.n_reads, op.n_writes});
-        found.mix(tape.records[static_cast<size_t>(o)].rule->id << 16 ^ static_cast<uint64_t>(op.n_reads) << 8 ^ static_cast<uint64_t>(op.n_writes));
+        const uint64_t kind = tape.records[static_cast<size_t>(o)].rule->id;
+        found.mix(kind << 16 ^ static_cast<uint64_t>(op.n_reads) << 8 ^ static_cast<uint64_t>(op.n_writes));
         for (int32_t i = 0; i < op.n_reads + op.n_writes; ++i) {
             const int32_t value = view.refs[op.first_ref + i];
             int32_t &node = node_of_value[static_cast<size_t>(value)];
