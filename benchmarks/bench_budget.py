@@ -81,7 +81,7 @@ def test_the_memory_time_curve(benchmark, n_blocks):
     stock_peak = harness.exact_peak_bytes(runs["stock, all blocks"])
     runs["budget = stock's peak"] = under(stock_peak, step(kept(proto), ids))
     race = harness.Race(**runs)
-    harness.run(benchmark, race, rounds=8, warm_up=5)
+    harness.run(benchmark, race, rounds=6, warm_up=4)
     rows = []
     for name, run in runs.items():
         share = harness.exact_peak_bytes(run) / plain_peak

@@ -47,12 +47,17 @@ def copied(tensors):
 
 
 @contextlib.contextmanager
-def stress(drop=False, verify=False):
-    """The engine's stress mode for a while; afterwards what TFG_STRESS says, as at import."""
+def stress(drop=False, verify=False, room_bytes=None):
+    """The engine's stress mode for a while, and a budget of so many bytes above what is alive; afterwards what TFG_STRESS says, as
+    at import, and no budget."""
     from tfg import _C
     asked = os.environ.get("TFG_STRESS", "")
     _C.set_stress("drop" in asked or drop, "verify" in asked or verify)
+    if room_bytes is not None:
+        _C.set_budget(_C.live_bytes() + room_bytes, False)
     try:
         yield
     finally:
         _C.set_stress("drop" in asked, "verify" in asked)
+        if room_bytes is not None:
+            _C.set_budget(-1, False)

@@ -9,7 +9,6 @@ values are float tensors of 24 elements or fewer, and every operand is made to f
     python tests/random_programs.py --seed 7 --count 500  many programs from one seed, without hypothesis
 """
 
-import contextlib
 import dataclasses
 import math
 import random
@@ -573,22 +572,11 @@ class Machine:
                 "generator": self.generator.get_state(), "random": torch.get_rng_state()}
 
 
-@contextlib.contextmanager
-def budget(room_bytes):
-    """A budget of so much above what is alive, for a while; None: none."""
-    if room_bytes is not None:
-        _C.set_budget(_C.live_bytes() + room_bytes, False)
-    try:
-        yield
-    finally:
-        _C.set_budget(-1, False)
-
-
 def outcome(program, choice, setting):
     """(what the program leaves behind, the error's class or None, whether it changed a parameter)."""
     torch.manual_seed(5)
     machine, facts, failure = Machine(setting), {}, None
-    with stress(setting.drop, setting.verify), budget(setting.room):
+    with stress(setting.drop, setting.verify, setting.room):
         try:
             machine.run(program)
             facts["forward"] = torch.get_rng_state(), copied(machine.values)

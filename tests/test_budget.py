@@ -189,6 +189,17 @@ def test_sources_are_not_kept_alive_by_a_region_that_keeps():
         (loss + other).backward()
 
 
+@pytest.mark.parametrize("function", [
+    lambda x: x.to_sparse().to_dense().sin(), lambda x: torch.sparse.mm(x.to_sparse(), x).exp(),
+    lambda x: torch.view_as_complex(x.unflatten(1, (-1, 2)).contiguous()).abs().sin()], ids=["sparse", "sparse product", "complex"])
+def test_odd_tensors_are_no_obstacle_to_a_budget(function):
+    x = torch.randn(8, 8, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    wanted = torch.autograd.grad(function(x).sum(), x)
+    for room_bytes in (2**40, 0):
+        with room_of(room_bytes):
+            assert not differences(torch.autograd.grad(tfg.checkpoint(function, x).sum(), x), wanted)
+
+
 # -- when nothing is left to let go of ----------------------------------------------------------------------------------------
 def test_going_over_is_said_once_with_what_the_memory_is_made_of(caplog):
     caplog.set_level(logging.INFO, logger="tfg")

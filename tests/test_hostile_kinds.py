@@ -24,7 +24,8 @@ import tfg
 from tfg import _C
 
 PROGRAMS = {}
-STRESS = {"as it is": {}, "drop": {"drop": True}, "verify": {"verify": True}, "both": {"drop": True, "verify": True}}
+STRESS = {"as it is": {}, "drop": {"drop": True}, "verify": {"verify": True}, "both": {"drop": True, "verify": True},
+          "budget": {"room_bytes": 0}, "kept, then dropped": {"room_bytes": 2**40, "drop": True}}
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -589,6 +590,26 @@ def four_threads_train_four_models(ck):
         return copied([x.grad, *(p.grad for p in net.parameters())])
     nets = [perceptron(8, 3, seed=s) for s in range(4)]
     return in_threads(*(functools.partial(train, s) for s in range(4)))
+
+
+@program
+def recurrent_layers_with_a_workspace(ck):
+    x, layers = leaf(5, 4, 8), [nn.LSTM(8, 8, bidirectional=True), nn.LSTM(8, 8, num_layers=2), nn.GRU(8, 8)]
+    return [gradients(ck(layer, x)[0].sum(), x, *layer.parameters()) for layer in layers]
+
+
+@program
+def a_loss_that_leaves_its_table_unwritten(ck):
+    def f(x):
+        return F.ctc_loss(x.sin().log_softmax(-1), torch.tensor([[1, 2], [3, 4]]), torch.tensor([8, 6]), torch.tensor([2, 2]),
+                          reduction="none").exp().sin()
+    x, found = leaf(8, 2, 8), []
+    for filler in (3.3, 5.5):
+        y = ck(f, x)
+        for n in (100, 1000, 7168, 30000):  # what the allocator hands out next is not zero
+            torch.full((n,), filler)
+        found.append(gradients(y.sum(), x))
+    return found
 
 
 @program

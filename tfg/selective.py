@@ -43,10 +43,6 @@ def _selection(policy_fn):
         if op in IGNORED:
             return False
         answer = policy_fn(SelectiveCheckpointContext(is_recompute=False, op_output=results), op, *args, **kwargs)
-        if isinstance(answer, bool):
-            return answer
-        if not isinstance(answer, CheckpointPolicy):
-            raise TypeError(f"selective checkpointing: the policy must return a CheckpointPolicy or a bool, not {answer!r}")
-        return answer in SAVED
+        return answer is True or (isinstance(answer, CheckpointPolicy) and answer in SAVED)  # all else recomputes, as in the stock
 
     return is_kept

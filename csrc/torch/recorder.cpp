@@ -5,6 +5,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/library.h>
 
@@ -308,7 +309,8 @@ void rearm(Draft &draft) {
 int64_t stack_bytes(const Stack &stack, const Rule &rule) {
     int64_t bytes = 0;
     for (size_t i = stack.size() - static_cast<size_t>(rule.n_returns); i < stack.size(); ++i)
-        if (stack[i].isTensor() && stack[i].toTensor().defined()) bytes += static_cast<int64_t>(stack[i].toTensor().nbytes());
+        if (c10::StorageImpl *storage = stack[i].isTensor() ? plain_storage(stack[i].toTensor()) : nullptr)
+            bytes += static_cast<int64_t>(storage->nbytes());
     return bytes;
 }
 
@@ -392,12 +394,19 @@ void fallback(const c10::OperatorHandle &op, c10::DispatchKeySet keys, Stack *st
 
 Region *current_region() { return current; }
 
+// A tracer that makes a graph of proxies: what the tape brought back would be a constant of that graph.
+static bool is_traced() {
+    using c10::impl::TorchDispatchModeKey;
+    return c10::impl::TorchDispatchModeTLS::get_mode(TorchDispatchModeKey::PROXY).has_value() ||
+           c10::impl::TorchDispatchModeTLS::get_mode(TorchDispatchModeKey::FUNCTIONAL).has_value();
+}
+
 bool can_record() {
     using c10::impl::tls_is_dispatch_key_excluded;
     using c10::impl::tls_is_dispatch_key_included;
     return c10::GradMode::is_enabled() && !c10::InferenceMode::is_enabled() && at::SavedTensorDefaultHooks::is_enabled() &&
            !tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) &&
-           !tls_is_dispatch_key_excluded(recorder_key) && !at::SavedTensorDefaultHooks::get_tls_state().is_tracing;
+           !tls_is_dispatch_key_excluded(recorder_key) && !is_traced() && !at::SavedTensorDefaultHooks::get_tls_state().is_tracing;
 }
 
 Region::Region(std::shared_ptr<Tape> on, int64_t k, bool own)

@@ -42,8 +42,8 @@ struct Region {
 // This thread's innermost region, or nullptr.
 Region *current_region();
 
-// True where a region would have something to record: grad mode on, no inference mode, no functorch transform, hooks allowed,
-// and not inside an operator that is being recorded.
+// True where a region would have something to record: grad mode on, no inference mode, no functorch transform or graph
+// tracer, hooks allowed, and not inside an operator that is being recorded.
 bool can_record();
 
 // Once, at import. Throws Error in one line where the dispatch key is taken.

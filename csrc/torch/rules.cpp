@@ -16,9 +16,10 @@ namespace {
 
 using Names = std::unordered_set<std::string_view>;
 
-// torch calls these non-deterministic on the CPU (or they return memory they did not write).
+// torch calls these non-deterministic on the CPU, or they return memory that they did not write in full (a workspace, a padded table).
 const Names not_deterministic = {"aten::put_", "aten::put", "aten::max_unpool2d", "aten::max_unpool3d", "aten::_embedding_bag",
-                                 "aten::_embedding_bag_forward_only"};
+                                 "aten::_embedding_bag_forward_only", "aten::mkldnn_rnn_layer", "aten::_ctc_loss",
+                                 "aten::linalg_lstsq", "aten::rrelu_with_noise", "aten::rrelu_with_noise_functional"};
 
 // A write that the schema does not show, other than batch norm's.
 const Names hidden_write = {"aten::miopen_batch_norm", "aten::cudnn_batch_norm", "aten::_fused_moving_avg_obs_fq_helper",
