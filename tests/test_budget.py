@@ -6,6 +6,7 @@ Peaks are tfg.cpu's own count: exact, so a test may ask for them to the byte.
 
 import contextlib
 import copy
+import functools
 import gc
 import logging
 import os
@@ -28,14 +29,15 @@ WIDTH = 32
 class Layer(nn.Module):
     """Attention with dropout and a gated MLP, residual: matmuls, pointwise results, a kernel that allocates by itself."""
 
-    def __init__(self, width=WIDTH):
+    def __init__(self, width=WIDTH, dropout=0.1):
         super().__init__()
+        self.dropout = dropout
         self.norm, self.mix, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.gate, self.up, self.down = (nn.Linear(*shape) for shape in ((width, 2 * width), (width, 2 * width), (2 * width, width)))
 
     def forward(self, x):
         q, k, v = (part.unflatten(-1, (4, -1)).transpose(1, 2) for part in self.mix(self.norm(x)).chunk(3, -1))
-        x = x + F.dropout(self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)), 0.1)
+        x = x + F.dropout(self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)), self.dropout)
         return x + self.down(F.silu(self.gate(x)) * self.up(x))
 
 
@@ -55,8 +57,9 @@ def batch(seed=0, tokens=48):
 
 
 def step(model, x, seed=0):
-    """Loss and gradients of one step; the gradients are taken off the model."""
-    torch.manual_seed(seed)
+    """Loss and gradients of one step; the gradients are taken off the model. seed None: the random state is left alone."""
+    if seed is not None:
+        torch.manual_seed(seed)
     x = x.clone().requires_grad_()
     loss = model(x).square().mean()
     loss.backward()
@@ -389,15 +392,18 @@ def test_a_reference_model_without_grad_beside_a_trained_one():
 
 def train_beside_others(n_steps):
     """Two threads under one tight budget while a third draws random numbers; the errors, and what each thread got."""
-    models = [wrapped(Layers(3, LayerWithoutDropout)) for _ in range(2)]
-    wanted = [step(copy.deepcopy(tfg.unwrap(Layers(3, LayerWithoutDropout))), batch(i)) for i in range(2)]
-    _, peak = measured(Layers(3, LayerWithoutDropout), batch())
+    def new():
+        return Layers(3, functools.partial(Layer, dropout=0.0))
+
+    models = [wrapped(new()) for _ in range(2)]
+    wanted = [step(new(), batch(i)) for i in range(2)]
+    _, peak = measured(new(), batch())
     errors, is_over = [], threading.Event()
 
     def trains(i):
         try:
             for _ in range(n_steps):
-                if wrong := differences(step_without_seed(models[i], batch(i)), wanted[i]):
+                if wrong := differences(step(models[i], batch(i), seed=None), wanted[i]):
                     errors.append(wrong)
                     return
         except BaseException as error:
@@ -418,23 +424,6 @@ def train_beside_others(n_steps):
         is_over.set()
         third.join()
     return errors
-
-
-class LayerWithoutDropout(Layer):
-    def forward(self, x):
-        q, k, v = (part.unflatten(-1, (4, -1)).transpose(1, 2) for part in self.mix(self.norm(x)).chunk(3, -1))
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
-        return x + self.down(F.silu(self.gate(x)) * self.up(x))
-
-
-def step_without_seed(model, x):
-    x = x.clone().requires_grad_()
-    loss = model(x).square().mean()
-    loss.backward()
-    left = [loss.detach(), x.grad, *(p.grad for p in model.parameters())]
-    for p in model.parameters():
-        p.grad = None
-    return left
 
 
 def test_two_threads_share_a_tight_budget_while_a_third_draws_random_numbers():
