@@ -18,8 +18,17 @@ from small_models import Language, Stack
 from torch import nn
 
 from tfg import budget
-from tfg.budget import (ask, describe, fixed_base_bytes, format_bytes, machine_memory, own_bytes, parse, release,
-                        set_budget)
+from tfg.budget import (
+    ask,
+    describe,
+    fixed_base_bytes,
+    format_bytes,
+    machine_memory,
+    own_bytes,
+    parse,
+    release,
+    set_budget,
+)
 
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 TOTAL, AUTO = 64 * GIB, 57 * GIB

@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from bitwise import same_bits
 from torch import nn
 
 import tfg
 from tfg._engine import C
-
-from bitwise import same_bits
 
 
 class World:

@@ -6,11 +6,10 @@ At a later step every operator of the call site has been proven, so nothing but 
 
 import pytest
 import torch
+from bitwise import same_bits
 
 import tfg
 from tfg._engine import C
-
-from bitwise import same_bits
 
 SHAPES = {"large weight": (200, 200), "small weight": (200, 8), "large bias": (20000,), "small bias": (8,)}
 

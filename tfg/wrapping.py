@@ -101,7 +101,7 @@ def _wrap_stacks(stacks, policy, dial, keeps_others):
     n_wrapped, n_layers = 0, n_blocks(stacks)
     for found in stacks:
         stack = Stack(found.name, found.entries[-1][0] + 1, n_layers)
-        for position, block_name, block in found.entries:
+        for _, block_name, block in found.entries:
             if id(block) in seen:
                 continue
             order = len(seen)
