@@ -4,6 +4,8 @@
 At a later step every operator of the call site has been proven, so nothing but the parameter's own bytes can tell.
 """
 
+import contextlib
+
 import pytest
 import torch
 from bitwise import same_bits
@@ -29,6 +31,26 @@ def at_a_new_call_site():
     return lambda function, *args: C.run(C.LET_GO, key, function, args, {})
 
 
+def kept_and_evicted():
+    """As at_a_new_call_site, for a region that keeps; what it keeps leaves before the next one and before its backward."""
+    key = C.new_key("unseen")
+
+    def call(function, *args):
+        return C.run(C.KEEP, key, function, args, {})
+
+    call.before_backward = lambda: C.evict(2**40)
+    return call
+
+
+@contextlib.contextmanager
+def roomy_budget():
+    C.set_budget(C.live_bytes() + 2**40, False)
+    try:
+        yield
+    finally:
+        C.set_budget(-1, False)
+
+
 def train(call, shape, written_at, n_steps=3):
     """Gradients of the last of n_steps; the parameter is written through NumPy before that step's backward."""
     generator = torch.Generator().manual_seed(5)
@@ -40,6 +62,7 @@ def train(call, shape, written_at, n_steps=3):
         y = call(region, x, parameter)
         if step == written_at:
             raw += 1
+        getattr(call, "before_backward", int)()
         y.sum().backward()
     return x.grad, parameter.grad
 
@@ -54,6 +77,26 @@ def test_a_raw_write_to_a_parameter_is_never_silent(shape, written_at):
     except tfg.Error:
         return
     assert all(map(same_bits, plain, got))
+
+
+@pytest.mark.parametrize("written_at", [0, 2])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_a_raw_write_before_an_eviction_is_never_silent(shape, written_at):
+    n_steps = written_at + 1
+    plain = train(plainly, shape, written_at, n_steps)
+    with roomy_budget():  # under no pressure when the region ends
+        try:
+            got = train(kept_and_evicted(), shape, written_at, n_steps)
+        except tfg.Error:
+            return
+    assert all(map(same_bits, plain, got))
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_a_parameter_that_nobody_writes_is_accepted_after_an_eviction(shape):
+    plain = train(plainly, shape, written_at=None)
+    with roomy_budget():
+        assert all(map(same_bits, plain, train(kept_and_evicted(), shape, written_at=None)))
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)

@@ -233,7 +233,7 @@ void Tape::settle(int32_t first_op, int64_t key, Graveyard &dead) {
     n_relied_on = static_cast<int32_t>(slots.size()); // from here on, a write that is recorded puts the old value aside first
     if (keeps) {
         find_masks(first_op);
-        if (is_cpu_pressed()) note_evidence();
+        note_evidence();
         n_settled = look().n_ops;
     } else if (is_any_droppable()) {
         rely_on_externals(*this);
