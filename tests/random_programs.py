@@ -10,10 +10,12 @@ values are float tensors of 24 elements or fewer, and every operand is made to f
 """
 
 import dataclasses
+import functools
 import math
 import random
 import sys
 import warnings
+import zlib
 
 import torch
 import torch.nn.functional as F
@@ -459,6 +461,7 @@ class Setting:
     toggles: bool = False  # random drop points: the stress mode is switched by the program's own bytes
     room: int | None = None  # a budget: bytes above what is alive before; regions then keep, and leave under pressure
     squeezes: bool = False  # all that may leave does so at random points
+    selects: bool = False  # a selective policy keeps the results of a third of the kinds of operators
 
 
 PLAIN = Setting("plain", is_taped=False)
@@ -469,8 +472,16 @@ SETTINGS = (Setting("regions"), Setting("whole", whole=True), Setting("segments"
             Setting("kept", room=2**40), Setting("kept-squeezed", room=2**40, squeezes=True),
             Setting("whole-squeezed", whole=True, room=2**40, squeezes=True), Setting("tight", room=0),
             Setting("whole-tight", whole=True, room=3000), Setting("segments-tight", segment=3, room=0),
-            Setting("tight-verify", room=1000, verify=True), Setting("kept-drop", room=2**40, drop=True))
+            Setting("tight-verify", room=1000, verify=True), Setting("kept-drop", room=2**40, drop=True),
+            Setting("selective", selects=True), Setting("whole-selective-squeezed", whole=True, selects=True, room=2**40, squeezes=True))
 KEY = _C.new_key("random program")
+
+
+def is_selected(context, op, *args, **kwargs):
+    return zlib.crc32(str(op).encode()) % 3 == 0
+
+
+SELECTION = functools.partial(tfg.create_selective_checkpoint_contexts, is_selected)
 
 
 class Machine:
@@ -491,10 +502,13 @@ class Machine:
 
     def run(self, program):
         if self.setting.whole and self.setting.is_taped:
-            tfg.checkpoint(self.span, program, self.values)
+            self.checkpoint(self.span, program, self.values)
         else:
             self.span(program, self.values, is_top=True)
         self.close()
+
+    def checkpoint(self, *call):
+        return tfg.checkpoint(*call, context_fn=SELECTION if self.setting.selects else None)
 
     def span(self, program, values, is_top=False):
         for node in program:
@@ -533,7 +547,7 @@ class Machine:
         if not self.setting.is_taped:
             return self.span(node.body, values)
         if not (is_top and self.setting.segment):
-            return tfg.checkpoint(self.span, node.body, values)
+            return self.checkpoint(self.span, node.body, values)
         if self.n_on_tape % self.setting.segment == 0:
             self.close()
             self.tape = _C.Tape()

@@ -203,6 +203,49 @@ def test_odd_tensors_are_no_obstacle_to_a_budget(function):
             assert not differences(torch.autograd.grad(tfg.checkpoint(function, x).sum(), x), wanted)
 
 
+@pytest.mark.parametrize("made", [lambda: torch.empty(0), lambda: torch.tensor(2.0), lambda: torch.full((64,), 0.5)],
+                         ids=["empty", "scalar", "256 bytes"])
+def test_a_small_source_that_dies_is_no_reason_to_keep_what_leans_on_it(made):
+    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+
+    def region(small):
+        return (x * 2 + (small if small.numel() else small.sum())).sin().cos()
+
+    wanted = torch.autograd.grad(region(made()).sum(), x)
+    with room_of(2**40):
+        y = _C.run(_C.KEEP, _C.new_key("region"), region, (made(),), {})
+        gc.collect()
+        assert _C.evict(2**40) >= 2 * x.nbytes
+        got = torch.autograd.grad(y.sum(), x)
+    assert not differences(got, wanted)
+
+
+@pytest.mark.parametrize("when", ["inside", "after"])
+def test_a_leaf_that_is_written_under_a_budget_is_put_aside(when):
+    """Inside: a recorded write to a parameter that evicted values lean on. After: a leaf that is a view of somebody's buffer."""
+    def run(call):
+        buffer = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
+        leaf = buffer.detach().requires_grad_()
+
+        def region(leaf):
+            y = (leaf * 2 + 1).sin().exp()
+            if when == "inside":
+                leaf.detach().add_(0.25)
+            return y.tanh()
+
+        y = call(region, leaf)
+        if when == "after":
+            _C.evict(2**40)
+            buffer.mul_(0.5)
+        return [y.detach(), *torch.autograd.grad(y.sum(), leaf)]
+
+    wanted = run(lambda function, leaf: function(leaf))
+    key = _C.new_key("region")
+    for room_bytes in (2**40, 0):
+        with room_of(room_bytes):
+            assert not differences(run(lambda function, leaf: _C.run(_C.KEEP, key, function, (leaf,), {})), wanted)
+
+
 # -- when nothing is left to let go of ----------------------------------------------------------------------------------------
 def test_going_over_is_said_once_with_what_the_memory_is_made_of(caplog):
     caplog.set_level(logging.INFO, logger="tfg")

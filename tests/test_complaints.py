@@ -79,11 +79,8 @@ def stock_is_warm():
 
 
 @pytest.fixture(autouse=True)
-def one_thread_and_no_trace():
-    n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def no_trace(one_thread):
     yield
-    torch.set_num_threads(n_threads)
     assert not _C.in_region() and torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
 
 

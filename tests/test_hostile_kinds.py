@@ -59,11 +59,9 @@ def perceptron(width=4, depth=2, dropout=0.0, seed=0):
 
 
 @pytest.fixture(autouse=True)
-def one_thread_and_no_trace():
-    hooks, n_threads = torch._C._autograd._top_saved_tensors_default_hooks, torch.get_num_threads()
-    torch.set_num_threads(1)
+def no_trace(one_thread):
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks
     yield
-    torch.set_num_threads(n_threads)
     assert not _C.in_region()
     assert hooks(True) is None
     assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")

@@ -26,15 +26,7 @@ from random_programs import (
 
 N_PROGRAMS = int(os.environ.get("TFG_PROGRAMS", 2500))
 PROGRAMS = st.integers(1, 36).flatmap(lambda n: st.binary(min_size=4 * n, max_size=4 * n))
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = [pytest.mark.filterwarnings("ignore::UserWarning"), pytest.mark.usefixtures("one_thread")]
 
 
 def settings_for(data):

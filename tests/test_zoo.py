@@ -17,15 +17,8 @@ from zoo_models import ZOO
 import tfg
 
 WITHOUT_TRANSFORMERS = ("torch_encoder", "in_place", "running_mean")
+pytestmark = pytest.mark.usefixtures("one_thread")
 DTYPES = (torch.float64, torch.bfloat16, torch.float16)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def built(name, dtype=torch.float32):

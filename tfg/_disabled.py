@@ -44,25 +44,5 @@ def set_limit(n_bytes):
     pass
 
 
-def set_budget(n_bytes, is_strict, base_bytes=0):
-    pass
-
-
-def budget():
-    return -1
-
-
-def is_counted(tensor):
-    return True
-
-
-def over_budget():
-    return 0, 0, ""
-
-
-def count_parameters_of(parameters):
-    pass
-
-
 def dynamic_interval(total_layers, seq_len, low, high, n_blocks):
     return min(n_blocks, max(low, min(high, int(total_layers / seq_len**0.5 + 0.5))))

@@ -48,8 +48,7 @@ def checkpoint(function=None, *args, use_reentrant=None, preserve_rng_state=True
     if use_reentrant or debug or context_fn is not None or determinism_check != "default" or is_rerun() or is_compiling():
         return _special(function, args, kwargs, use_reentrant, preserve_rng_state, context_fn, determinism_check, debug, early_stop,
                         respect_saved_tensors_hooks)
-    if not callable(function):
-        raise TypeError(f"checkpoint: the first argument must be callable, but is {function!r}")
+    _check_callable(function)
     return C.run(C.BY_BUDGET, _key(function), function, args, kwargs)
 
 
@@ -65,8 +64,7 @@ def _special(function, args, kwargs, use_reentrant, preserve_rng_state, context_
         return _stock_checkpoint(function, *args, **keywords, **kwargs)
     if determinism_check not in ("default", "none"):
         raise ValueError(f"determinism_check should be one of ['default', 'none'], but got {determinism_check}")
-    if not callable(function):
-        raise TypeError(f"checkpoint: the first argument must be callable, but is {function!r}")
+    _check_callable(function)
     if not is_custom:
         return C.run(C.BY_BUDGET, _key(function), function, args, kwargs)
     selection, contexts = selection_of(context_fn)
@@ -76,13 +74,17 @@ def _special(function, args, kwargs, use_reentrant, preserve_rng_state, context_
     return C.run(C.BY_BUDGET, _key(function), function, args, kwargs, selection)
 
 
+def _check_callable(function):
+    if not callable(function):
+        raise TypeError(f"checkpoint: the first argument must be callable, but is {function!r}")
+
+
 def _decorator(strays, **keywords):
     if strays:
         raise ValueError("Unexpected keyword arguments: " + ",".join(strays))
 
     def decorate(function):
-        if not callable(function):
-            raise TypeError(f"checkpoint: the first argument must be callable, but is {function!r}")
+        _check_callable(function)
 
         @functools.wraps(function)
         def checkpointed(*args, **kwargs):

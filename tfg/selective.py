@@ -5,11 +5,9 @@ The stock runs a policy through two dispatch modes and a store of values. Here t
 region is taped, and keeps what it names on the tape: nothing is looked up by call index, and any number of backwards may follow.
 Views are not recorded, so the policy is not asked for them.
 
-    context_fn ── partial(create_selective_checkpoint_contexts, policy), or a call that returns its two modes ──> policy
-               ── anything else ──> None: the function is run again, by the stock (engines.py)
+    context_fn() ── the two modes of create_selective_checkpoint_contexts(policy) ──> policy
+                 ── anything else ──> None: the function is run again, by the stock (engines.py)
 """
-
-import functools
 
 import torch.utils.checkpoint as stock
 from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
@@ -17,7 +15,6 @@ from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
 SAVED = (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)
 IGNORED = frozenset(getattr(stock, "SAC_IGNORED_OPS", ()))
 
-_create = stock.create_selective_checkpoint_contexts
 _caching_mode = getattr(stock, "_CachingTorchDispatchMode", None)
 
 
@@ -26,10 +23,7 @@ def selection_of(context_fn):
 
     ValueError and TypeError for a list or policy that the stock refuses, with its words.
     """
-    if isinstance(context_fn, functools.partial) and context_fn.func is _create:
-        forward, _ = context_fn()  # the stock looks at the list, and makes a function of it
-        return _selection(forward.policy_fn), None
-    contexts = context_fn()
+    contexts = context_fn()  # the stock looks at the policy, and makes a function of a list
     first = contexts[0] if isinstance(contexts, tuple) and len(contexts) == 2 else None
     if _caching_mode is not None and type(first) is _caching_mode:
         return _selection(first.policy_fn), None

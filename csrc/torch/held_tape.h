@@ -118,7 +118,7 @@ class Tape : public std::enable_shared_from_this<Tape> {
 
     // -- keeping -------------------------------------------------------------------------------------------------------
     void settle_so_far(Graveyard &dead);     // inside a region, under pressure: what has been made so far may leave
-    void enter(int32_t slot, Stats &stats);  // onto the ledger
+    void enter(int32_t slot, Stats &stats, double price_factor = 1); // onto the ledger
     void take_back(int32_t slot);            // off the ledger: it is kept for good
     void find_masks(int32_t first_op);
     void note_evidence();                    // fingerprints of what replays would read from outside

@@ -56,7 +56,7 @@ void Tape::find_masks(int32_t first_op) {
     }
 }
 
-void Tape::enter(int32_t id, Stats &to) {
+void Tape::enter(int32_t id, Stats &to, double price_factor) {
     Slot &slot = slots[static_cast<size_t>(id)];
     const auto view = look();
     const int32_t current = view.storages[id].current;
@@ -66,7 +66,7 @@ void Tape::enter(int32_t id, Stats &to) {
     if (slot.place.is_somewhere()) withdraw(slot.place);
     if (slot.sequence == 0) slot.sequence = next_sequence();
     if (slot.price_ns_per_byte == 0) slot.price_ns_per_byte = price_per_byte(view, id);
-    slot.place = keep_on_ledger(slot.strong, {slot.price_ns_per_byte, slot.sequence, mask, &share, &to});
+    slot.place = keep_on_ledger(slot.strong, {slot.price_ns_per_byte * price_factor, slot.sequence, mask, &share, &to});
     slot.strong.reset(); // it could not leave before: an entry that someone else holds stays
 }
 

@@ -32,7 +32,10 @@ void count_parameters_of(const std::vector<at::Tensor> &given) {
     std::lock_guard<std::mutex> lock(mutex);
     auto &all = parameters();
     all.erase(std::remove_if(all.begin(), all.end(), [](const WeakTensor &each) { return each.expired(); }), all.end());
-    for (const at::Tensor &tensor : given) all.emplace_back(tensor.getIntrusivePtr());
+    std::unordered_set<const c10::TensorImpl *> known; // an address is not used again while it is held weakly
+    for (const WeakTensor &each : all) known.insert(each._unsafe_get_target());
+    for (const at::Tensor &tensor : given)
+        if (known.insert(tensor.unsafeGetTensorImpl()).second) all.emplace_back(tensor.getIntrusivePtr());
 }
 
 MakeUp make_up() {

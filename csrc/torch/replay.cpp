@@ -119,6 +119,11 @@ class Replay {
         if (StoragePtr live = tape_.source(value)) pinned_[value] = std::move(live);
     }
 
+    double price_factor_of(int32_t value) const {
+        auto it = comes_back_.find(value);
+        return it == comes_back_.end() ? 1 : std::max(1.0, it->second);
+    }
+
     bool is_wanted_back(int32_t value) const { return value == wanted_ || comes_back_.count(value) != 0; }
 
     StoragePtr storage_for(int32_t value) {
@@ -297,16 +302,8 @@ class Replay {
         if (slot.place.is_somewhere()) withdraw(slot.place); // it has left: only the place is given up
         slot.strong = storage;
         slot.weak = WeakStorage(storage);
-        if (tape_.keeps || cpu_room_bytes() != std::numeric_limits<int64_t>::max()) enter(v.storage, value, stats);
+        if (tape_.keeps || cpu_room_bytes() != std::numeric_limits<int64_t>::max()) tape_.enter(v.storage, stats, price_factor_of(value));
         if (!tape_.keeps) tape_.put_back.push_back(v.storage);
-    }
-
-    void enter(int32_t id, int32_t value, Stats &stats) {
-        double &price = tape_.slots[static_cast<size_t>(id)].price_ns_per_byte;
-        const double usual = price;
-        if (auto it = comes_back_.find(value); it != comes_back_.end()) price *= std::max(1.0, it->second);
-        tape_.enter(id, stats);
-        price = usual;
     }
 
     Tape &tape_;

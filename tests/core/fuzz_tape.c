@@ -8,6 +8,7 @@
 
 #include "closure.h"
 #include "failing_allocator.h"
+#include "fuzz_input.h"
 #include "keep.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size_bytes);
@@ -15,29 +16,18 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size_bytes);
 enum call { ADD_STORAGE, APPEND, FOREIGN_WRITE, HOLD, RELEASE, FLAG_OP, SETTLE, PRUNE, FIND, RESET, FAIL_SOON, N_CALLS };
 
 typedef struct machine {
-    const uint8_t *next;
-    const uint8_t *end;
+    fuzz_input input;
     failing_allocator heap;
     tfg_tape *tape;
     tfg_closure *closure;
 } machine;
 
-#define REQUIRE(condition)                                              \
-    do {                                                                \
-        if (!(condition)) {                                             \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
-            abort();                                                    \
-        }                                                               \
-    } while (0)
-
 static uint8_t byte(machine *m) {
-    return m->next < m->end ? *m->next++ : 0;
+    return fuzz_byte(&m->input);
 }
 
-/* Mostly a good index, counted from the end; sometimes one just outside. */
 static int32_t index_below(machine *m, int32_t n) {
-    const int32_t given = byte(m);
-    return given >= 250 || n == 0 ? (given % 2 == 0 ? n : -1) : n - 1 - given % n;
+    return fuzz_index_below(&m->input, n);
 }
 
 static bool is_counted_alike(const tfg_tape_view *left, const tfg_tape_view *right) {
@@ -172,17 +162,14 @@ static void one_call(machine *m) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size_bytes) {
-    machine m = {.next = bytes, .end = size_bytes == 0 ? bytes : bytes + size_bytes};
+    machine m = {.input = fuzz_input_init(bytes, size_bytes)};
     const tfg_allocator allocator = failing_allocator_init(&m.heap);
     REQUIRE(tfg_tape_create(&allocator, &m.tape) == TFG_OK);
     REQUIRE(tfg_closure_create(&allocator, &m.closure) == TFG_OK);
-    while (m.next < m.end) {
+    while (m.input.next < m.input.end) {
         one_call(&m);
         tfg_error err = {{0}};
-        if (tfg_tape_check(m.tape, &err) != TFG_OK) {
-            fprintf(stderr, "%s\n", err.text);
-            abort();
-        }
+        fuzz_require_laws(tfg_tape_check(m.tape, &err), &err);
     }
     tfg_closure_destroy(m.closure);
     tfg_tape_destroy(m.tape);

@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What several test files ask for by name."""
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def one_thread():
+    """torch on one thread for the test; afterwards as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
