@@ -22,8 +22,9 @@ class Stopwatch {
     std::chrono::steady_clock::time_point start_;
 };
 
-// Takes one more measurement in and returns the smoothed cost: the first as it is, later ones move it by an eighth, and a call that
-// took more than four times as long counts as four times. Each thread has a table of its own.
+// Takes one more measurement in and returns the smoothed cost: the least of the first eight, since first calls are slow and would make
+// early operators of a chain look dear; later ones move it by an eighth, and a call that took more than four times as long counts as
+// four times. Each thread has a table of its own.
 int64_t smooth_cost(const Rule &rule, int64_t returned_bytes, int64_t measured_ns);
 
 } // namespace tfg
