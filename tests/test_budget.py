@@ -541,3 +541,29 @@ def test_the_optimizers_step_stays_below_the_ceiling_too():
     _C.set_budget(ceiling, True, 0)
     cpu.reset_peak_memory_stats()
     assert not differences(trained(model), wanted) and cpu.max_memory_allocated() <= ceiling
+
+
+@pytest.mark.parametrize("room", [2**21, 2**31], ids=["pressed", "roomy"])
+def test_what_is_kept_is_counted_whether_pressed_or_not(room):
+    key = _C.new_key("kept")
+    x = torch.randn(1 << 14, requires_grad=True)
+
+    def chain(x):
+        for _ in range(8):
+            x = x.sin().exp()
+        return x
+
+    with room_of(room):
+        y = _C.run(_C.KEEP, key, chain, (x,), {})
+        assert _C.stats(key)["evicted_bytes"] == 0
+        assert _C.stats(key)["kept_bytes"] == 8 * x.nbytes  # eight of exp; what sin saved are the same storages
+        y.sum().backward()
+
+
+def test_a_peak_that_is_reset_leaves_no_place_behind():
+    x = torch.randn(1 << 14, requires_grad=True)
+    tfg.checkpoint(lambda x: x.sin().exp().sin(), x).sum().backward()
+    assert _C.peak_place()["what"]
+    cpu.reset_peak_memory_stats()
+    place = _C.peak_place()
+    assert (place["kept_bytes"], place["what"], place["block"]) == (0, "", "")

@@ -286,3 +286,20 @@ def test_wrapped_models_still_work_with_deepcopied_optimizers_and_hooks():
     twin = tfg.unwrap(copy.deepcopy(model))
     assert_same_bits(train(model), train(twin))
     assert fired.count("forward") == 4 and fired.count("backward") == 4
+
+
+def test_dynamic_follows_each_batch_where_the_first_layers_are_not_blocks():
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.linear(x).sin()
+
+    model = nn.Sequential(*[Layer() for _ in range(40)])
+    tfg.wrap(model, interval="dynamic", blocks=[str(i) for i in range(2, 40)])
+    for tokens in (4096, 16, 4096):
+        model(torch.randn(1, tokens, 4)).sum().backward()
+        here = model[2].__dict__["_tfg_state"].stack.here
+        assert here.dial == tfg.dynamic_interval(38, tokens)

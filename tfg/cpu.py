@@ -34,4 +34,4 @@ def set_memory_limit(n_bytes):
         raise ValueError(f"set_memory_limit: bytes must be 0 or more, not {n_bytes}")
     if not is_counting and not is_disabled and n_bytes is not None:
         raise Error("set_memory_limit: tfg's CPU allocator is not in place (TFG_CPU_ALLOCATOR=0?), so no limit can be kept")
-    C.set_limit(-1 if n_bytes is None else n_bytes)
+    C.set_limit(-1 if n_bytes is None else min(n_bytes, 2**63 - 1))

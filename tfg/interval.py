@@ -5,9 +5,9 @@ from ._engine import C
 
 
 def check_count(who, value):
-    """`value` if it is an int of 1 or more (bools and floats are not), else ValueError with the value in it."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{who} must be an int of 1 or more, not {value!r}")
+    """`value` if it is an int of 1 or more that C can hold (bools and floats are not), else ValueError with the value in it."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**63:
+        raise ValueError(f"{who} must be an int of 1 or more (and below 2**63), not {value!r}")
     return value
 
 

@@ -60,16 +60,17 @@ class ThreadCursor(threading.local):
 
 
 class Stack:
-    """name: the parent's · n_positions: of its children · n_layers: of the model, for the formula. A copy has its own cursor."""
+    """name: the parent's · first: the first block's position · n_positions: of its children · n_layers: of the model, for the
+    formula. A copy has its own cursor."""
 
-    __slots__ = ("here", "n_layers", "n_positions", "name")
+    __slots__ = ("first", "here", "n_layers", "n_positions", "name")
 
-    def __init__(self, name, n_positions, n_layers):
-        self.name, self.n_positions, self.n_layers = name, n_positions, n_layers
+    def __init__(self, name, first, n_positions, n_layers):
+        self.name, self.first, self.n_positions, self.n_layers = name, first, n_positions, n_layers
         self.here = ThreadCursor()
 
     def __reduce__(self):
-        return Stack, (self.name, self.n_positions, self.n_layers)
+        return Stack, (self.name, self.first, self.n_positions, self.n_layers)
 
 
 class BlockState:
@@ -116,7 +117,7 @@ class BlockState:
     def _dial_of_batch(self, args, kwargs):
         """The formula's answer for this batch; every block of a pass gets the first one's."""
         here = self.stack.here
-        if self.positions[0] == 0 or here.dial is None:
+        if self.stack.first in self.positions or here.dial is None:
             length = sequence_length(args, kwargs)
             here.dial = C.dynamic_interval(self.stack.n_layers, length, 2, 12, self.stack.n_layers)
         return here.dial

@@ -100,7 +100,7 @@ def _wrap_stacks(stacks, policy, dial, keeps_others):
     seen = set()
     n_wrapped, n_layers = 0, n_blocks(stacks)
     for found in stacks:
-        stack = Stack(found.name, found.entries[-1][0] + 1, n_layers)
+        stack = Stack(found.name, found.entries[0][0], found.entries[-1][0] + 1, n_layers)
         for _, block_name, block in found.entries:
             if id(block) in seen:
                 continue

@@ -114,10 +114,11 @@ void go_over(int64_t now) {
 void claim(int64_t size_bytes) {
     fail_if_asked(size_bytes);
     while (true) {
-        const int64_t now = live.fetch_add(size_bytes) + size_bytes;
         const int64_t most = ceiling();
+        int64_t now, seen = live.load(); // never more than there is: other threads would be refused for what is refused here
+        do now = seen + size_bytes;
+        while (now <= most && !live.compare_exchange_weak(seen, now));
         if (now <= most) return note_live(now);
-        live -= size_bytes;
         Graveyard victims;
         if (evict(now - most, victims) > 0) continue; // the victims die here, and their blocks with them
         if (now > limit.load() || is_strict.load()) refuse(size_bytes, now);

@@ -95,7 +95,12 @@ Place keep_on_ledger(StoragePtr storage, const Keeping &keeping) {
     Place place;
     const auto size_bytes = static_cast<int64_t>(storage->nbytes());
     check(tfg_ledger_add(all.core, size_bytes, keeping.price_ns_per_byte, keeping.sequence, &place.entry));
-    if (static_cast<size_t>(place.entry) >= all.held.size()) all.held.resize(static_cast<size_t>(place.entry) + 1);
+    try {
+        if (static_cast<size_t>(place.entry) >= all.held.size()) all.held.resize(static_cast<size_t>(place.entry) + 1);
+    } catch (...) {
+        tfg_ledger_remove(all.core, place.entry);
+        throw;
+    }
     place.ticket = ++all.last_ticket;
     all.held[static_cast<size_t>(place.entry)] = {std::move(storage), keeping, place.ticket};
     return place;

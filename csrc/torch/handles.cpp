@@ -58,7 +58,6 @@ struct Handle {
     PyObject_HEAD
     std::shared_ptr<Tape> tape;
     int32_t value;
-    WatchPtr watch;
     Geometry geometry;
     SavedVersion version;
     std::shared_ptr<SavedVariableWatch> input; // null for an output
@@ -83,7 +82,6 @@ void handle_dealloc(PyObject *object) {
     {
         Graveyard dead;
         std::shared_ptr<Tape> tape = std::move(self->tape);
-        self->watch->n_handles -= 1;
         std::lock_guard<std::mutex> lock(tape->mutex);
         tfg_tape_release(tape->core, self->value);
         tape->n_handles -= 1;
@@ -91,6 +89,7 @@ void handle_dealloc(PyObject *object) {
         const tfg_value &value = view.values[self->value];
         const tfg_storage &storage = view.storages[value.storage];
         Slot &slot = tape->slots[static_cast<size_t>(value.storage)];
+        slot.watch->n_handles -= 1;
         // A tape that lets go promised its roots to others. One that keeps holds them as long as autograd would.
         const bool is_root = !tape->keeps && storage.current != TFG_NONE && view.values[storage.current].state == TFG_VALUE_ROOT &&
                              (!tape->is_pruned || view.values[storage.current].is_needed);
@@ -101,7 +100,6 @@ void handle_dealloc(PyObject *object) {
         }
         tape->clear_if_idle(dead);
     }
-    self->watch.~WatchPtr();
     self->geometry.~Geometry();
     self->version.~SavedVersion();
     self->input.~shared_ptr();
@@ -129,7 +127,6 @@ PyObject *pack_handle(Region &region, int32_t slot_id, const at::Tensor &tensor)
     Slot &slot = tape.slots[static_cast<size_t>(slot_id)];
     self->value = tape.look().storages[slot_id].current;
     new (&self->tape) std::shared_ptr<Tape>(tape.shared_from_this());
-    new (&self->watch) WatchPtr(slot.watch);
     new (&self->geometry) Geometry(geometry_of(tensor));
     new (&self->version) SavedVersion(tensor);
     new (&self->input) std::shared_ptr<SavedVariableWatch>();

@@ -225,6 +225,7 @@ void Tape::compare_fingerprint(int32_t value) {
 
 void Tape::settle(int32_t first_op, int64_t key, Graveyard &dead) {
     Stats &of_region = stats_of(key);
+    first_op = std::min(first_op, n_settled); // of a region around this one: what comes after leans on it
     for (size_t id = 0; id < slots.size(); ++id) notice_foreign_writes(static_cast<int32_t>(id));
     if (!fingerprints.empty())
         for (int32_t value = 0, n = look().n_values; value < n; ++value) compare_fingerprint(value);
@@ -234,15 +235,18 @@ void Tape::settle(int32_t first_op, int64_t key, Graveyard &dead) {
     if (keeps) {
         find_masks(first_op);
         note_evidence();
-        n_settled = look().n_ops;
     } else if (is_any_droppable()) {
         rely_on_externals(*this);
     }
+    n_settled = look().n_ops;
     if (keeps_all) return;
     for (const int32_t id : held_since) {
-        if (!slots[static_cast<size_t>(id)].strong) continue;
+        const bool is_entered = slots[static_cast<size_t>(id)].place.is_somewhere();
+        if (!slots[static_cast<size_t>(id)].strong && !is_entered) continue;
         const int64_t size_bytes = look().storages[id].size_bytes;
-        if (keeps)
+        if (is_entered)
+            ; // under pressure, before the region's end
+        else if (keeps)
             enter(id, of_region);
         else
             drop_slot(id, dead);

@@ -105,7 +105,11 @@ Peak last_peak() {
 void forget_peak() {
     Book &all = book();
     std::lock_guard<std::mutex> lock(all.mutex);
-    all.live_bytes = 0;
+    all.live_bytes = all.kept_bytes = 0;
+    all.phase = Phase::OUTSIDE;
+    all.what = "";
+    all.node = nullptr;
+    all.key = -1;
 }
 
 std::vector<Sample> samples() {

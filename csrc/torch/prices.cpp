@@ -71,7 +71,7 @@ Structure structure_of(const Tape &tape, int32_t first_op) {
 
 struct Priced {
     std::vector<double> by_node;
-    int64_t n_seen = 0;
+    uint64_t n_seen = 0;
 };
 
 struct Book {
@@ -83,8 +83,8 @@ Book &book() {
     return *instance;
 }
 
-// Costs settle over the first sights, so the prices are worked out again at the fourth.
-constexpr int64_t works_out_at[] = {1, 4};
+// Costs settle over the first sights (the blocks of a stack share them), so the prices are worked out again at each doubling.
+constexpr uint64_t works_out_last_at = 64;
 
 std::vector<double> work_out(const Structure &structure) {
     struct Scratch {
@@ -105,7 +105,7 @@ std::vector<double> prices_of(const Structure &structure) {
         std::lock_guard<std::mutex> lock(book().mutex);
         Priced &known = book().by_structure[structure.hash];
         ++known.n_seen;
-        const bool is_due = known.n_seen == works_out_at[0] || known.n_seen == works_out_at[1];
+        const bool is_due = std::has_single_bit(known.n_seen) && known.n_seen <= works_out_last_at;
         if (!is_due && known.by_node.size() == structure.nodes.size()) return known.by_node;
     }
     std::vector<double> prices = work_out(structure);

@@ -28,7 +28,8 @@ Belief belief_in(uint64_t site) {
 
 void believe(uint64_t site, Belief belief) {
     std::unique_lock<std::shared_mutex> lock(mutex);
-    beliefs()[site] = belief;
+    Belief &known = beliefs()[site];
+    if (known != Belief::DISTRUSTED) known = belief; // of two micro-batches one may have agreed by chance
 }
 
 Stress &stress() {

@@ -40,9 +40,6 @@ class Replay {
         return result;
     }
 
-    int64_t n_ops() const { return static_cast<int64_t>(ops_.size()); }
-    Graveyard dead; // dies without the lock
-
   private:
     void plan() {
         tfg_error words = {};
@@ -300,10 +297,19 @@ class Replay {
         if (task >= 0 && slot.replayed_in == task) stats.replayed_again += 1;
         slot.replayed_in = task;
         if (slot.place.is_somewhere()) withdraw(slot.place); // it has left: only the place is given up
+        tape_.by_storage.erase(slot.weak._unsafe_get_target()); // its address is free for others from here on
         slot.strong = storage;
         slot.weak = WeakStorage(storage);
+        watch_from_now_on(slot, view.storages[v.storage].n_handles);
         if (tape_.keeps || cpu_room_bytes() != std::numeric_limits<int64_t>::max()) tape_.enter(v.storage, stats, price_factor_of(value));
         if (!tape_.keeps) tape_.put_back.push_back(v.storage);
+    }
+
+    // Backward may hand what came back to a writer that moves no version: it is watched as the first one was.
+    void watch_from_now_on(Slot &slot, int32_t n_handles) {
+        old_watches_.push_back(std::exchange(slot.watch, watch(slot.strong)));
+        slot.accesses_seen = slot.watch->n_accesses.load();
+        slot.watch->n_handles += n_handles;
     }
 
     Tape &tape_;
@@ -313,6 +319,7 @@ class Replay {
     ska::flat_hash_map<int32_t, double> comes_back_; // value -> how many times its own operator's time the way to it takes
     ska::flat_hash_map<int32_t, int32_t> n_readers_;
     Graveyard released_;
+    std::vector<WatchPtr> old_watches_; // die without the lock
 };
 
 // With a fixed interval, what a retained backward brought back is dropped again when its graph task ends.

@@ -118,17 +118,23 @@ const char *why_words(Why why) {
     return words[static_cast<size_t>(why)];
 }
 
+static bool is_for(const Rule &rule, const c10::FunctionSchema &schema) { return !rule.schema || *rule.schema == schema; }
+
 const Rule &rule_of(const c10::OperatorHandle &op) {
     static std::mutex mutex;
-    static auto *rules = new std::unordered_map<const c10::FunctionSchema *, std::unique_ptr<Rule>>;
+    static auto *rules = new std::unordered_map<const c10::FunctionSchema *, Rule *>;
+    static uint64_t n_rules = 0;
     thread_local ska::flat_hash_map<const c10::FunctionSchema *, const Rule *> seen;
     const c10::FunctionSchema *key = &op.schema();
     auto it = seen.find(key);
-    if (it != seen.end() && it->second->n_arguments == static_cast<int32_t>(key->arguments().size())) return *it->second;
+    if (it != seen.end() && is_for(*it->second, *key)) return *it->second;
     std::lock_guard<std::mutex> lock(mutex);
     auto &slot = (*rules)[key];
-    if (!slot) slot = std::make_unique<Rule>(make_rule(op, rules->size()));
-    seen[key] = slot.get();
+    if (!slot || !is_for(*slot, *key)) {
+        slot = new Rule(make_rule(op, n_rules++)); // the old one stays: tapes point at it
+        if (key->name().rfind("aten::", 0) != 0) slot->schema = *key;
+    }
+    seen[key] = slot;
     return *slot;
 }
 

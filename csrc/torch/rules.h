@@ -31,6 +31,7 @@ enum class Why : uint8_t {
 const char *why_words(Why why);
 
 struct Rule {
+    std::optional<c10::FunctionSchema> schema; // none for torch's own: a library's may go, and another come at its address
     Why why = Why::NONE;                 // not NONE: never replayed
     bool is_random = false;              // may draw from a generator
     int32_t generator_argument = -1;     // index of the schema's generator argument
