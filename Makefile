@@ -39,7 +39,7 @@ core-test:
 
 lint: $(VENV)/.lint
 	$(PY) -m ruff check .
-	$(VENV)/bin/clang-format --dry-run $(wildcard csrc/*/*.c csrc/*/*.cpp csrc/*/*.h)
+	$(VENV)/bin/clang-format --dry-run -Werror $(wildcard csrc/*/*.c csrc/*/*.cpp csrc/*/*.h)
 
 format: $(VENV)/.lint
 	$(PY) -m ruff format .

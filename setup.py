@@ -34,6 +34,7 @@ TORCH_SOURCES = [
         "held_tape",
         "keeping",
         "device_ledger",
+        "fork",
         "costs",
         "prices",
         "handles",

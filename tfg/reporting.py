@@ -4,6 +4,7 @@
     saved     bytes that autograd asked to save       kept     of these, still held when the region ended
     dropped   bytes let go at a region's end          why      reason -> bytes of what could not be dropped
     evicted   bytes let go since the budget was full  again    operators' results made more than once in one backward
+    unproven  operators that can be replayed and whose first replay, which is compared with the forward, has not been needed yet
 """
 
 import dataclasses
@@ -16,7 +17,7 @@ from .checkpoint import known_key
 from .subclass import state_of
 
 COUNTS = ("regions", "ops_taped", "ops_replayed", "saved_bytes", "kept_bytes", "dropped_bytes", "replay_ns", "evictions",
-          "evicted_bytes", "replayed_again")
+          "evicted_bytes", "replayed_again", "unproven")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Report:
     memory: dict
 
     def to_dict(self):
-        """{"settings", "blocks": [{"name", the COUNTS, "unproven", "kept_why"}], "total": the same, summed, "memory"}.
+        """{"settings", "blocks": [{"name", the COUNTS, "kept_why"}], "total": the same, summed, "memory"}.
 
         "memory", in bytes: "budget" (None: none), "parameters", "gradients", "activations_kept" and "other" as they are now, and
         "peak": {"bytes", "activations_kept", "phase", "what", "block"} since the peak was last reset.
@@ -82,11 +83,11 @@ def _memory(model):
 def _row(name, key):
     stats = C.stats(key)
     counts = {count: stats[count] for count in COUNTS}
-    return {"name": name or "(model)", **counts, "unproven": stats.get("unproven", 0), "kept_why": dict(stats["kept_why"])}
+    return {"name": name or "(model)", **counts, "kept_why": dict(stats["kept_why"])}
 
 
 def _total(blocks):
-    total = {count: sum(block[count] for block in blocks) for count in (*COUNTS, "unproven")}
+    total = {count: sum(block[count] for block in blocks) for count in COUNTS}
     why = {}
     for block in blocks:
         for reason, n_bytes in block["kept_why"].items():
@@ -95,7 +96,7 @@ def _total(blocks):
 
 
 # -- the table ------------------------------------------------------------------------------------------------------------
-HEADER = ("block", "regions", "saved MiB", "kept MiB", "dropped MiB", "evicted MiB", "taped", "replayed", "again", "replay ms",
+HEADER = ("block", "regions", "saved MiB", "kept MiB", "dropped MiB", "evicted MiB", "taped", "replayed", "again", "unproven", "replay ms",
           "kept why")
 
 
@@ -115,9 +116,8 @@ def _aligned(column, cell, width):
 def _cells(name, row):
     mebibytes = [f"{row[key] / 2**20:.2f}" for key in ("saved_bytes", "kept_bytes", "dropped_bytes", "evicted_bytes")]
     why = ", ".join(f"{reason} {n_bytes / 2**20:.2f}" for reason, n_bytes in sorted(row["kept_why"].items()) if n_bytes)
-    unproven = f"{row['unproven']} unproven" if row["unproven"] else ""
     return (name, str(row["regions"]), *mebibytes, str(row["ops_taped"]), str(row["ops_replayed"]),
-            str(row["replayed_again"]), f"{row['replay_ns'] / 1e6:.1f}", "; ".join(filter(None, (why, unproven))))
+            str(row["replayed_again"]), str(row["unproven"]), f"{row['replay_ns'] / 1e6:.1f}", why)
 
 
 # -- what a person asks next -------------------------------------------------------------------------------------------------

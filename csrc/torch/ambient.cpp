@@ -26,6 +26,7 @@ constexpr PrecisionSwitch precision_switches[] = {
     {Float32Backend::GENERIC, Float32Op::ALL},   {Float32Backend::MKLDNN, Float32Op::ALL}, {Float32Backend::MKLDNN, Float32Op::MATMUL},
     {Float32Backend::MKLDNN, Float32Op::CONV}, {Float32Backend::MKLDNN, Float32Op::RNN},
 };
+constexpr int n_precisions = sizeof(precision_switches) / sizeof(*precision_switches);
 enum Switch { GRAD, DETERMINISTIC, WARN_ONLY, FILL_UNINITIALISED, MKLDNN, MKLDNN_DETERMINISTIC, NNPACK, N_SWITCHES };
 
 uint32_t float_control_now() {
@@ -43,23 +44,27 @@ void set_float_control(uint32_t control) {
     (void)control;
 }
 
+// Only where it differs: to set one makes it explicit, and what inherited from it stops following.
+void apply_precision(int i, uint64_t wanted, uint64_t differ) {
+    const int shift = N_SWITCHES + i * precision_bits;
+    constexpr uint64_t mask = (1 << precision_bits) - 1;
+    if ((differ >> shift & mask) == 0) return;
+    at::globalContext().setFloat32Precision(precision_switches[i].backend, precision_switches[i].op,
+                                            static_cast<at::Float32Precision>(wanted >> shift & mask));
+}
+
 void apply(const Ambient &wanted, const Ambient &now) {
     auto &context = at::globalContext();
+    const uint64_t differ = wanted.switches ^ now.switches;
     const auto is_on = [&](Switch bit) { return (wanted.switches >> bit & 1) != 0; };
-    c10::GradMode::set_enabled(is_on(GRAD));
-    if ((wanted.switches ^ now.switches) & ~uint64_t{1}) {
-        context.setDeterministicAlgorithms(is_on(DETERMINISTIC), is_on(WARN_ONLY));
-        context.setDeterministicFillUninitializedMemory(is_on(FILL_UNINITIALISED));
-        context.setUserEnabledMkldnn(is_on(MKLDNN));
-        context.setDeterministicMkldnn(is_on(MKLDNN_DETERMINISTIC));
-        context.setUserEnabledNNPACK(is_on(NNPACK));
-        int shift = N_SWITCHES;
-        for (const auto &each : precision_switches) {
-            const auto code = wanted.switches >> shift & ((1 << precision_bits) - 1);
-            context.setFloat32Precision(each.backend, each.op, static_cast<at::Float32Precision>(code));
-            shift += precision_bits;
-        }
-    }
+    const auto differs = [&](Switch bit) { return (differ >> bit & 1) != 0; };
+    if (differs(GRAD)) c10::GradMode::set_enabled(is_on(GRAD));
+    if (differs(DETERMINISTIC) || differs(WARN_ONLY)) context.setDeterministicAlgorithms(is_on(DETERMINISTIC), is_on(WARN_ONLY));
+    if (differs(FILL_UNINITIALISED)) context.setDeterministicFillUninitializedMemory(is_on(FILL_UNINITIALISED));
+    if (differs(MKLDNN)) context.setUserEnabledMkldnn(is_on(MKLDNN));
+    if (differs(MKLDNN_DETERMINISTIC)) context.setDeterministicMkldnn(is_on(MKLDNN_DETERMINISTIC));
+    if (differs(NNPACK)) context.setUserEnabledNNPACK(is_on(NNPACK));
+    for (int i = 0; i < n_precisions; ++i) apply_precision(i, wanted.switches, differ);
     if (wanted.n_threads != now.n_threads) at::set_num_threads(wanted.n_threads);
     if (wanted.float_control != now.float_control) set_float_control(wanted.float_control);
     if (wanted.default_dtype != now.default_dtype) c10::set_default_dtype(c10::scalarTypeToTypeMeta(wanted.default_dtype));

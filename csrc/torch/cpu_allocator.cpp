@@ -13,6 +13,7 @@
 #include <mutex>
 
 #include "device_ledger.h"
+#include "fork.h"
 #include "make_up.h"
 #include "peak.h"
 
@@ -136,30 +137,20 @@ struct CountingAllocator final : c10::Allocator {
         c10::DataPtr block;
         try {
             block = inner->allocate(size_bytes);
+            note(block.get(), size);
         } catch (...) {
             live -= size;
             throw;
         }
-        if (block.get() == block.get_context() && block.compare_exchange_deleter(inner_deleter, &release))
-            note(block.get(), size);
-        else
-            live -= size; // not a block we can follow
+        const bool is_followed = block.get() == block.get_context() && block.compare_exchange_deleter(inner_deleter, &release);
+        if (!is_followed) forget(block.get());
         return block;
     }
     c10::DeleterFnPtr raw_deleter() const override { return &release; }
     void copy_data(void *to, const void *from, std::size_t size_bytes) const override { inner->copy_data(to, from, size_bytes); }
 };
 
-void before_fork() {
-    for (Shard &shard : shards()) shard.mutex.lock();
-}
-void after_fork() {
-    for (Shard &shard : shards()) shard.mutex.unlock();
-}
-void in_child() {
-    after_fork();
-    limit = budget = INT64_MAX;
-}
+void in_child() { limit = budget = INT64_MAX; }
 
 bool is_installed = false;
 
@@ -174,7 +165,10 @@ bool install_cpu_allocator() {
     constexpr uint8_t priority = 10;
     c10::SetCPUAllocator(ours, priority);
     is_installed = c10::GetCPUAllocator() == ours;
-    if (is_installed) pthread_atfork(&before_fork, &after_fork, &in_child);
+    if (is_installed) {
+        for (Shard &shard : shards()) hold_across_fork(shard.mutex);
+        pthread_atfork(nullptr, nullptr, &in_child);
+    }
     return is_installed;
 }
 

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "device_ledger.h"
 
-#include <pthread.h>
-
 #include <atomic>
 #include <cstdlib>
-#include <mutex>
 #include <new>
 
 #include "error.h"
+#include "fork.h"
 #include "host_memory.h"
+#include "mutex.h"
 
 namespace tfg {
 
@@ -22,13 +21,16 @@ struct Held {
 };
 
 struct DeviceLedger {
-    std::mutex mutex;
+    Mutex mutex;
     tfg_ledger *core = nullptr;
     std::vector<Held> held; // by entry
     std::vector<int32_t> passed_over; // scratch of one eviction
     uint64_t last_ticket = 0;
 
-    DeviceLedger() { check(tfg_ledger_create(&host_memory, &core)); }
+    DeviceLedger() {
+        check(tfg_ledger_create(&host_memory, &core));
+        hold_across_fork(mutex);
+    }
     bool is_at(const Place &place) const {
         return place.entry >= 0 && static_cast<size_t>(place.entry) < held.size() &&
                held[static_cast<size_t>(place.entry)].ticket == place.ticket;
@@ -82,16 +84,11 @@ Verdict judge(const Held &held, int64_t size_bytes, Graveyard &victims) {
     return hold_sources(held, size_bytes, victims);
 }
 
-void before_fork() { ledger().mutex.lock(); }
-void after_fork() { ledger().mutex.unlock(); }
-
 } // namespace
 
 Place keep_on_ledger(StoragePtr storage, const Keeping &keeping) {
-    static const int registered = pthread_atfork(&before_fork, &after_fork, &after_fork);
-    (void)registered;
     DeviceLedger &all = ledger();
-    std::lock_guard<std::mutex> lock(all.mutex);
+    std::lock_guard<Mutex> lock(all.mutex);
     Place place;
     const auto size_bytes = static_cast<int64_t>(storage->nbytes());
     check(tfg_ledger_add(all.core, size_bytes, keeping.price_ns_per_byte, keeping.sequence, &place.entry));
@@ -108,7 +105,7 @@ Place keep_on_ledger(StoragePtr storage, const Keeping &keeping) {
 
 StoragePtr withdraw(Place &place) {
     DeviceLedger &all = ledger();
-    std::lock_guard<std::mutex> lock(all.mutex);
+    std::lock_guard<Mutex> lock(all.mutex);
     StoragePtr storage;
     if (all.is_at(place)) {
         Held &held = all.held[static_cast<size_t>(place.entry)];
@@ -122,19 +119,19 @@ StoragePtr withdraw(Place &place) {
 
 void reprice(const Place &place, double price_ns_per_byte) {
     DeviceLedger &all = ledger();
-    std::lock_guard<std::mutex> lock(all.mutex);
+    std::lock_guard<Mutex> lock(all.mutex);
     if (all.is_at(place)) tfg_ledger_reprice(all.core, place.entry, price_ns_per_byte);
 }
 
 uint64_t add_source(Share &share, Source source) {
-    std::lock_guard<std::mutex> lock(ledger().mutex);
+    std::lock_guard<Mutex> lock(ledger().mutex);
     if (share.size() >= max_sources) return ALL_SOURCES;
     share.push_back(std::move(source));
     return uint64_t{1} << (share.size() - 1);
 }
 
 bool must_put_aside(Share &share, uint64_t source_bit) {
-    std::lock_guard<std::mutex> lock(ledger().mutex);
+    std::lock_guard<Mutex> lock(ledger().mutex);
     for (size_t i = 0; i < share.size(); ++i) {
         if (source_bit != uint64_t{1} << i) continue;
         share[i].is_retired = true;
@@ -147,7 +144,7 @@ void clear_share(Share &share, Graveyard &dead) {
     if (share.empty()) return;
     Share taken;
     {
-        std::lock_guard<std::mutex> lock(ledger().mutex);
+        std::lock_guard<Mutex> lock(ledger().mutex);
         taken.swap(share);
     }
     for (Source &source : taken)
@@ -156,7 +153,7 @@ void clear_share(Share &share, Graveyard &dead) {
 
 int64_t evict(int64_t wanted_bytes, Graveyard &victims) {
     DeviceLedger &all = ledger();
-    std::lock_guard<std::mutex> lock(all.mutex);
+    std::lock_guard<Mutex> lock(all.mutex);
     all.passed_over.clear();
     int64_t freed_bytes = 0;
     for (int32_t entry; freed_bytes < wanted_bytes && (entry = tfg_ledger_first(all.core)) != TFG_LEDGER_NONE;) {
@@ -181,7 +178,7 @@ int64_t evict(int64_t wanted_bytes, Graveyard &victims) {
 
 tfg_ledger_totals ledger_totals() {
     DeviceLedger &all = ledger();
-    std::lock_guard<std::mutex> lock(all.mutex);
+    std::lock_guard<Mutex> lock(all.mutex);
     tfg_ledger_totals totals;
     tfg_ledger_count(all.core, &totals);
     return totals;

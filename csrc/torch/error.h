@@ -2,7 +2,8 @@
 //
 // error: tfg.Error on the C++ side, and the one way a status of the core becomes an exception.
 //
-// Bad arguments are ValueError or TypeError, memory is torch.OutOfMemoryError; Error is for what is ours.
+// Bad arguments are ValueError or TypeError; tensor memory is torch.OutOfMemoryError, the tape's own is MemoryError (std::bad_alloc);
+// Error is for what is ours.
 #pragma once
 
 #include <stdexcept>

@@ -26,8 +26,7 @@ SavedVersion::SavedVersion(const at::Tensor &tensor) : node(StrongNode()) {
     }
 }
 
-void SavedVersion::check(const std::string &what) const {
-    if (!counter.enabled() || counter.current_version() == saved) return;
+void SavedVersion::refuse(const std::string &what) const {
     std::string text = "one of the variables needed for gradient computation has been modified by an inplace operation: [" + what + "]";
     if (StrongNode fn = node.lock()) text += ", which is output " + std::to_string(output_nr) + " of " + fn->name() + ",";
     text += " is at version " + std::to_string(counter.current_version()) + "; expected version " + std::to_string(saved) + " instead.";
@@ -82,7 +81,7 @@ void handle_dealloc(PyObject *object) {
     {
         Graveyard dead;
         std::shared_ptr<Tape> tape = std::move(self->tape);
-        std::lock_guard<std::mutex> lock(tape->mutex);
+        std::lock_guard<Mutex> lock(tape->mutex);
         tfg_tape_release(tape->core, self->value);
         tape->n_handles -= 1;
         const auto view = tape->look();
@@ -174,7 +173,7 @@ PyObject *pack(PyObject *, PyObject *variable) {
     while (region && region->parent) region = region->parent; // hooks belong to the outermost region
     if (Region *inner = current_region()) {
         Tape &tape = *inner->tape;
-        std::lock_guard<std::mutex> lock(tape.mutex);
+        std::lock_guard<Mutex> lock(tape.mutex);
         c10::StorageImpl *storage = plain_storage(tensor);
         const int32_t id = storage ? tape.find(storage) : TFG_NONE;
         if (id != TFG_NONE) {
@@ -191,7 +190,7 @@ PyObject *pack(PyObject *, PyObject *variable) {
 }
 
 at::Tensor serve(const Handle &handle) {
-    handle.version.check(describe(handle.geometry));
+    if (handle.version.has_moved()) handle.version.refuse(describe(handle.geometry));
     if (handle.input) {
         if (auto variable = handle.input->variable.lock()) handle.input->look(at::Tensor(variable));
         if (handle.input->swapped.defined()) return handle.input->swapped;
@@ -199,7 +198,7 @@ at::Tensor serve(const Handle &handle) {
     StoragePtr storage;
     int64_t key;
     {
-        std::lock_guard<std::mutex> lock(handle.tape->mutex);
+        std::lock_guard<Mutex> lock(handle.tape->mutex);
         const auto view = handle.tape->look();
         key = handle.tape->records[static_cast<size_t>(view.values[handle.value].producer)].key;
         const Slot &slot = handle.tape->slots[static_cast<size_t>(view.values[handle.value].storage)];
@@ -220,10 +219,10 @@ at::Tensor serve(const Handle &handle) {
 PyObject *unpack_kept(Kept *self) {
     if (self->outer_unpack) return PyObject_CallFunctionObjArgs(self->outer_unpack, self->packed, nullptr);
     const at::Tensor &tensor = self->packed ? THPVariable_Unpack(self->packed) : self->tensor;
-    if (self->version.counter.enabled() && self->version.counter.current_version() != self->version.saved) {
+    if (self->version.has_moved()) {
         std::ostringstream what;
         what << tensor.toString() << " " << tensor.sizes();
-        self->version.check(what.str());
+        self->version.refuse(what.str());
     }
     if (self->packed) {
         Py_INCREF(self->packed);

@@ -27,7 +27,8 @@ struct SavedVersion {
     WeakNode node;
 
     explicit SavedVersion(const at::Tensor &tensor);
-    void check(const std::string &what) const; // throws c10::Error
+    bool has_moved() const { return counter.enabled() && counter.current_version() != saved; }
+    [[noreturn]] void refuse(const std::string &what) const; // throws c10::Error, in core's words
 };
 
 // `variable.data = other` swaps the storage under a variable and is not dispatched. Where autograd would have saved the variable

@@ -3,6 +3,7 @@
 
 #include "cpu_allocator.h"
 #include "error.h"
+#include "fork.h"
 #include "host_memory.h"
 #include "module.h"
 
@@ -14,6 +15,8 @@ namespace {
 struct Pool {
     std::mutex mutex;
     std::vector<Tape *> warm;
+
+    Pool() { hold_across_fork(mutex); }
 };
 Pool &pool() {
     static auto *instance = new Pool;
@@ -73,16 +76,20 @@ int32_t Tape::find(c10::StorageImpl *storage) const {
     return it == by_storage.end() ? TFG_NONE : it->second;
 }
 
-// The weak reference in the slot keeps the address from being used again, so a hit is the same storage.
+// The weak reference in the slot keeps the address from being used again, so a hit is the same storage. All that may fail comes first:
+// both halves of the tape grow, or neither.
 static int32_t add_slot(Tape &tape, c10::StorageImpl *storage, uint32_t flags) {
-    int32_t id;
-    check(tfg_tape_add_storage(tape.core, static_cast<int64_t>(storage->nbytes()), flags, &id));
     StoragePtr pointer = StoragePtr::reclaim_copy(storage);
     Slot slot{WeakStorage(pointer)};
     slot.watch = watch(pointer);
     slot.accesses_seen = slot.watch->n_accesses.load();
+    make_room_for_one(tape.slots);
+    const auto place = tape.by_storage.emplace(storage, static_cast<int32_t>(tape.slots.size())).first;
+    int32_t id;
+    const tfg_status status = tfg_tape_add_storage(tape.core, static_cast<int64_t>(storage->nbytes()), flags, &id);
+    if (status != TFG_OK) tape.by_storage.erase(place);
+    check(status);
     tape.slots.push_back(std::move(slot));
-    tape.by_storage[storage] = id;
     return id;
 }
 

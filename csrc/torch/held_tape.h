@@ -12,15 +12,14 @@
 // ledger, from where it leaves only under pressure; it holds no tensor from outside but parameters, until a drop leans on one.
 //
 // Ownership: handles own the tape; the tape owns storages, never a tensor with a graph behind it.
-// Threads: `mutex` guards everything. Under it, integers and references are moved, nothing is run, allocated on the device or
-// released: what is to be released is moved into a Graveyard, which dies after the lock.
+// Threads: `mutex` guards everything. Under it no operator runs and no storage dies: what is to be released is moved into a Graveyard,
+// which dies after the lock. Small storages may be copied under it, and bytes fingerprinted; the GIL may be waited for (mutex.h).
 #pragma once
 
 #include <ATen/core/ivalue.h>
 #include <c10/util/flat_hash_map.h>
 
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "ambient.h"
@@ -28,6 +27,7 @@
 #include "core/keep.h"
 #include "core/tape.h"
 #include "device_ledger.h"
+#include "mutex.h"
 #include "proof.h"
 #include "rng.h"
 #include "rules.h"
@@ -92,6 +92,11 @@ struct Slot {
     StoragePtr live() const { return strong ? strong : weak.lock(); }
 };
 
+// So that the push_back to come can not fail.
+template <typename Element> void make_room_for_one(std::vector<Element> &all) {
+    if (all.size() == all.capacity()) all.reserve(2 * all.size() + 8);
+}
+
 class Tape : public std::enable_shared_from_this<Tape> {
   public:
     static std::shared_ptr<Tape> make();
@@ -132,7 +137,7 @@ class Tape : public std::enable_shared_from_this<Tape> {
     bool is_live(int32_t value) const;
     StoragePtr source(int32_t value) const; // nullptr where it is not live
 
-    mutable std::mutex mutex;
+    mutable Mutex mutex;
     tfg_tape *core = nullptr;
     tfg_closure *closure = nullptr;
     std::vector<Slot> slots;

@@ -27,7 +27,7 @@ struct PyTape {
     std::shared_ptr<Tape> tape = Tape::make();
     void close() const {
         Graveyard dead;
-        std::lock_guard<std::mutex> lock(tape->mutex);
+        std::lock_guard<Mutex> lock(tape->mutex);
         if (tape->is_closed) return;
         tape->is_closed = true;
         tape->prune(dead);
@@ -36,7 +36,7 @@ struct PyTape {
 
 // For the tests: what could be let go of now, and letting go of just some of it.
 std::vector<int32_t> droppable(const PyTape &self) {
-    std::lock_guard<std::mutex> lock(self.tape->mutex);
+    std::lock_guard<Mutex> lock(self.tape->mutex);
     std::vector<int32_t> ids;
     for (int32_t id = 0; id < static_cast<int32_t>(self.tape->slots.size()); ++id)
         if (self.tape->slots[static_cast<size_t>(id)].strong && tfg_keep_is_droppable(self.tape->core, id)) ids.push_back(id);
@@ -45,7 +45,7 @@ std::vector<int32_t> droppable(const PyTape &self) {
 
 void drop(const PyTape &self, const std::vector<int32_t> &ids) {
     Graveyard dead;
-    std::lock_guard<std::mutex> lock(self.tape->mutex);
+    std::lock_guard<Mutex> lock(self.tape->mutex);
     for (const int32_t id : ids) {
         if (id < 0 || static_cast<size_t>(id) >= self.tape->slots.size()) throw py::index_error("no storage " + std::to_string(id));
         self.tape->drop_slot(id, dead);
@@ -123,6 +123,7 @@ py::dict stats_dict(int64_t key) {
     out["evictions"] = stats.evictions.load();
     out["evicted_bytes"] = stats.evicted_bytes.load();
     out["replayed_again"] = stats.replayed_again.load();
+    out["unproven"] = stats.unproven.load();
     out["kept_why"] = why;
     return out;
 }
@@ -130,7 +131,7 @@ py::dict stats_dict(int64_t key) {
 void reset_stats(int64_t key) {
     Stats &stats = stats_of(key);
     for (auto *number : {&stats.regions, &stats.ops_taped, &stats.ops_replayed, &stats.saved_bytes, &stats.kept_bytes, &stats.dropped_bytes,
-                         &stats.replay_ns, &stats.unproven, &stats.evictions, &stats.evicted_bytes, &stats.replayed_again})
+                         &stats.replay_ns, &stats.evictions, &stats.evicted_bytes, &stats.replayed_again})
         *number = 0;
     for (auto &number : stats.kept_why) number = 0;
 }
@@ -215,7 +216,7 @@ void add_tape(py::module_ &m) {
         .def("drop", &drop)
         .def("check", [](const PyTape &self) {
             tfg_error words = {};
-            std::lock_guard<std::mutex> lock(self.tape->mutex);
+            std::lock_guard<Mutex> lock(self.tape->mutex);
             check(tfg_tape_check(self.tape->core, &words), &words);
         });
 }

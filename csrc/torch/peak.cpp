@@ -2,7 +2,6 @@
 #include "peak.h"
 
 #include <c10/util/Type.h>
-#include <pthread.h>
 #include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 
 #include "cpu_allocator.h"
 #include "device_ledger.h"
+#include "fork.h"
 
 namespace tfg {
 
@@ -32,12 +32,11 @@ struct Book {
     const std::type_info *node = nullptr; // or a backward node
     std::array<Sample, n_ring> ring;
     size_t n_samples = 0; // ever
+
+    Book() { hold_across_fork(mutex); }
 };
 Book &book() {
     static auto *instance = new Book;
-    static const int registered = pthread_atfork([] { instance->mutex.lock(); }, [] { instance->mutex.unlock(); },
-                                                 [] { instance->mutex.unlock(); });
-    (void)registered;
     return *instance;
 }
 

@@ -8,6 +8,7 @@
 
 #include "core/cut.h"
 #include "error.h"
+#include "fork.h"
 #include "host_memory.h"
 
 namespace tfg {
@@ -77,6 +78,8 @@ struct Priced {
 struct Book {
     std::mutex mutex;
     ska::flat_hash_map<uint64_t, Priced> by_structure;
+
+    Book() { hold_across_fork(mutex); }
 };
 Book &book() {
     static auto *instance = new Book;

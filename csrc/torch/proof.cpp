@@ -4,16 +4,24 @@
 #include <c10/util/flat_hash_map.h>
 
 #include <mutex>
-#include <shared_mutex>
+
+#include "fork.h"
 
 namespace tfg {
 
 namespace {
-std::shared_mutex mutex;
-ska::flat_hash_map<uint64_t, Belief> &beliefs() {
-    static auto *instance = new ska::flat_hash_map<uint64_t, Belief>;
+
+struct Book {
+    std::mutex mutex;
+    ska::flat_hash_map<uint64_t, Belief> by_site;
+
+    Book() { hold_across_fork(mutex); }
+};
+Book &book() {
+    static auto *instance = new Book;
     return *instance;
 }
+
 } // namespace
 
 uint64_t proof_site(int64_t key, int32_t ordinal, uint64_t op_id) {
@@ -21,15 +29,22 @@ uint64_t proof_site(int64_t key, int32_t ordinal, uint64_t op_id) {
 }
 
 Belief belief_in(uint64_t site) {
-    std::shared_lock<std::shared_mutex> lock(mutex);
-    auto it = beliefs().find(site);
-    return it == beliefs().end() ? Belief::UNKNOWN : it->second;
+    std::lock_guard<std::mutex> lock(book().mutex);
+    auto it = book().by_site.find(site);
+    return it == book().by_site.end() ? Belief::UNKNOWN : it->second;
 }
 
-void believe(uint64_t site, Belief belief) {
-    std::unique_lock<std::shared_mutex> lock(mutex);
-    Belief &known = beliefs()[site];
+bool meet(uint64_t site) {
+    std::lock_guard<std::mutex> lock(book().mutex);
+    return book().by_site.emplace(site, Belief::UNKNOWN).second;
+}
+
+bool believe(uint64_t site, Belief belief) {
+    std::lock_guard<std::mutex> lock(book().mutex);
+    Belief &known = book().by_site[site];
+    const bool was_unknown = known == Belief::UNKNOWN;
     if (known != Belief::DISTRUSTED) known = belief; // of two micro-batches one may have agreed by chance
+    return was_unknown;
 }
 
 Stress &stress() {

@@ -15,7 +15,8 @@ enum class Belief : uint8_t { UNKNOWN, PROVEN, DISTRUSTED };
 
 uint64_t proof_site(int64_t key, int32_t ordinal, uint64_t op_id);
 Belief belief_in(uint64_t site);
-void believe(uint64_t site, Belief belief);
+bool meet(uint64_t site);                  // an unknown one that was never met before
+bool believe(uint64_t site, Belief belief); // whether it was unknown until now
 
 // Stress modes (TFG_STRESS): let go after every operator; compare fingerprints at every replay.
 struct Stress {

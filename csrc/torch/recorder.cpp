@@ -33,6 +33,7 @@ using Ids = c10::SmallVector<int32_t, 8>;
 struct Draft {
     Tape &tape;
     const Rule &rule;
+    std::unique_lock<Mutex> &lock; // of the tape; not held while the kernel runs
     Why why;
     // Where the arenas stood, to take the draft back.
     size_t n_arguments, n_tensors, n_dims, n_constants, n_outputs;
@@ -40,23 +41,28 @@ struct Draft {
     c10::SmallVector<c10::StorageImpl *, 8> read_only, written;
     bool is_committed = false;
 
-    Draft(Tape &t, const Rule &r)
-        : tape(t), rule(r), why(r.why), n_arguments(t.arguments.size()), n_tensors(t.tensors.size()), n_dims(t.dims.size()),
+    Draft(Tape &t, const Rule &r, std::unique_lock<Mutex> &l)
+        : tape(t), rule(r), lock(l), why(r.why), n_arguments(t.arguments.size()), n_tensors(t.tensors.size()), n_dims(t.dims.size()),
           n_constants(t.constants.size()), n_outputs(t.outputs.size()) {}
 
     ~Draft() {
-        if (!is_committed) take_back();
+        if (is_committed) return;
+        if (!lock.owns_lock()) lock.lock();
+        take_back();
     }
     Draft(const Draft &) = delete;
 
     void doubt(Why reason) {
         if (why == Why::NONE) why = reason;
     }
-    void take_back() {
+    void take_back_arguments() {
         tape.arguments.resize(n_arguments, Argument{ArgumentKind::CONSTANT, 0, 0});
         tape.tensors.resize(n_tensors);
         tape.dims.resize(n_dims);
         tape.constants.resize(n_constants);
+    }
+    void take_back() {
+        take_back_arguments();
         tape.outputs.resize(n_outputs);
     }
 };
@@ -141,10 +147,7 @@ void take_statistics(Draft &draft, const c10::IValue &value) {
     draft.writes.push_back(id);
     draft.written.push_back(storage);
     if (draft.rule.written_arguments == 0) return take_constant(draft, c10::IValue());
-    at::Tensor scratch = at::detail::make_tensor<at::TensorImpl>(
-        c10::Storage(copy_storage(*storage)), c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
-    scratch.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
-    take_constant(draft, scratch);
+    take_constant(draft, tensor_from(copy_storage(*storage), tensor.sizes(), tensor.strides(), tensor.storage_offset(), tensor.scalar_type()));
 }
 
 void take_argument(Draft &draft, const Stack &stack, size_t first, int32_t i) {
@@ -239,31 +242,27 @@ void gather_fingerprints(Draft &draft, const Stack &stack) {
     }
 }
 
-// Appends the operator to both halves of the tape.
-void commit(Region &region, Draft &draft, const c10::OperatorHandle &op, const Stack &stack, std::unique_ptr<RngState> rng,
-            int32_t ambient, int64_t cost_ns) {
-    Tape &tape = draft.tape;
-    Ids fresh;
-    take_outputs(draft, stack, fresh);
-    if (fresh.empty() && draft.writes.empty()) return;
-    resolve_dtype(draft, stack);
+// Appends to the core half of the tape. The values that the operator brings are known from then on.
+void append(const Draft &draft, const Ids &fresh, uint32_t flags, int64_t cost_ns) {
     Ids writes = draft.writes;
     writes.append(fresh.begin(), fresh.end());
-    const uint64_t site = proof_site(region.key, region.ordinal++, draft.rule.id);
-    const Belief belief = draft.why == Why::NONE ? belief_in(site) : Belief::DISTRUSTED;
-    if (belief == Belief::DISTRUSTED) draft.doubt(Why::MISMATCH);
     tfg_op_args args = {};
     args.read_storages = draft.reads.data();
     args.n_reads = static_cast<int32_t>(draft.reads.size());
     args.write_storages = writes.data();
     args.n_writes = static_cast<int32_t>(writes.size());
-    args.flags = (draft.why != Why::NONE ? TFG_OP_PINNED : 0) | (rng ? TFG_OP_RANDOM : 0);
+    args.flags = flags;
     args.cost_ns = cost_ns;
     int32_t op_index;
     tfg_error words;
-    check(tfg_tape_append(tape.core, &args, &op_index, &words), &words);
-    for (size_t i = draft.n_outputs; i < tape.outputs.size(); ++i)
-        if (tape.outputs[i] != TFG_NONE) tape.outputs[i] = current_value(tape, tape.outputs[i]);
+    check(tfg_tape_append(draft.tape.core, &args, &op_index, &words), &words);
+    auto &outputs = draft.tape.outputs;
+    for (size_t i = draft.n_outputs; i < outputs.size(); ++i)
+        if (outputs[i] != TFG_NONE) outputs[i] = current_value(draft.tape, outputs[i]);
+}
+
+void note_writes(const Draft &draft) {
+    Tape &tape = draft.tape;
     for (const int32_t id : draft.writes) {
         Slot &slot = tape.slots[static_cast<size_t>(id)];
         slot.accesses_seen = slot.watch->n_accesses.load();
@@ -275,13 +274,24 @@ void commit(Region &region, Draft &draft, const c10::OperatorHandle &op, const S
         const bool is_resized = !live || live->nbytes() != static_cast<size_t>(known.size_bytes);
         if (is_scratch || is_resized || !slot.watch->can_see) check(tfg_tape_foreign_write(tape.core, id, true));
     }
+}
+
+// Appends the operator to both halves of the tape. All of the torch half that may fail for want of memory comes before the core's.
+void commit(Region &region, Draft &draft, const c10::OperatorHandle &op, const Stack &stack, std::unique_ptr<RngState> rng,
+            int32_t ambient, int64_t cost_ns) {
+    Tape &tape = draft.tape;
+    Ids fresh;
+    take_outputs(draft, stack, fresh);
+    if (fresh.empty() && draft.writes.empty()) return;
+    resolve_dtype(draft, stack);
+    const uint64_t site = proof_site(region.key, region.ordinal++, draft.rule.id);
+    const Belief belief = draft.why == Why::NONE ? belief_in(site) : Belief::DISTRUSTED;
+    if (belief == Belief::DISTRUSTED) draft.doubt(Why::MISMATCH);
     const bool is_pinned = draft.why != Why::NONE;
-    if (is_pinned) {
-        const size_t keep_outputs = tape.outputs.size() - draft.n_outputs;
-        std::vector<int32_t> outputs(tape.outputs.end() - static_cast<ptrdiff_t>(keep_outputs), tape.outputs.end());
-        draft.take_back();
-        tape.outputs.insert(tape.outputs.end(), outputs.begin(), outputs.end());
-    }
+    make_room_for_one(tape.records);
+    make_room_for_one(tape.rngs);
+    append(draft, fresh, (is_pinned ? TFG_OP_PINNED : 0) | (rng ? TFG_OP_RANDOM : 0), cost_ns);
+    if (is_pinned) draft.take_back_arguments();
     Record record{op,   &draft.rule, region.key, site, static_cast<int32_t>(draft.n_arguments), is_pinned ? 0 : draft.rule.n_arguments,
                   static_cast<int32_t>(draft.n_outputs), TFG_NONE, ambient, draft.why};
     if (rng && !is_pinned) {
@@ -290,9 +300,11 @@ void commit(Region &region, Draft &draft, const c10::OperatorHandle &op, const S
     }
     tape.records.push_back(std::move(record));
     draft.is_committed = true;
+    note_writes(draft);
     if (draft.why == Why::POLICY)
         for (const int32_t id : fresh) tape.hold_for_good(id);
     region.stats.ops_taped += 1;
+    if (belief == Belief::UNKNOWN && meet(site)) region.stats.unproven += 1;
     if (!is_pinned && (belief == Belief::UNKNOWN || stress().verify)) gather_fingerprints(draft, stack);
 }
 
@@ -332,7 +344,7 @@ void ask_policy(Region &region, const c10::OperatorHandle &op, const Arguments &
     try {
         if (wants_results(region.policy, op, given, stack)) draft.doubt(Why::POLICY);
     } catch (...) {
-        std::lock_guard<std::mutex> lock(draft.tape.mutex);
+        draft.lock.lock();
         distrust_writes(draft);
         throw;
     }
@@ -344,9 +356,9 @@ void record(Region &region, const c10::OperatorHandle &op, c10::DispatchKeySet b
     Graveyard dead;
     const bool is_pressed = tape.keeps && is_cpu_pressed();
     if (is_pressed) region.release_saved_inputs();
-    std::unique_lock<std::mutex> lock(tape.mutex);
+    std::unique_lock<Mutex> lock(tape.mutex);
     if (is_pressed) tape.settle_so_far(dead);
-    Draft draft(tape, rule);
+    Draft draft(tape, rule, lock);
     take_arguments(draft, *stack);
     if (rule.is_lazy_clone) disarm_for_lazy_clone(*stack, rule);
     const int32_t ambient = note_ambient(tape, rule);
@@ -425,7 +437,7 @@ Region::Region(std::shared_ptr<Tape> on, int64_t k, bool own)
         hook_depth = 0;
     }
     {
-        std::lock_guard<std::mutex> lock(tape->mutex);
+        std::lock_guard<Mutex> lock(tape->mutex);
         tape->n_regions += 1;
         tape->stats = &stats;
         first_op = tape->look().n_ops;
@@ -464,7 +476,7 @@ void Region::let_go() {
     look_at_saved_inputs();
     {
         Graveyard dead;
-        std::lock_guard<std::mutex> lock(tape->mutex);
+        std::lock_guard<Mutex> lock(tape->mutex);
         tape->settle(first_op, key, dead);
         if (tape->keeps) price_span(*tape, first_op);
     }
@@ -484,7 +496,7 @@ Region::~Region() {
         Py_XDECREF(outer_unpack);
     }
     Graveyard dead;
-    std::lock_guard<std::mutex> lock(tape->mutex);
+    std::lock_guard<Mutex> lock(tape->mutex);
     tape->n_regions -= 1;
     if (parent) tape->stats = &parent->stats;
     if (is_own_tape) {

@@ -31,7 +31,7 @@ class Replay {
     Replay(const std::shared_ptr<Tape> &tape, int32_t wanted) : tape_(*tape), wanted_(wanted) {}
 
     StoragePtr run() {
-        std::unique_lock<std::mutex> lock(tape_.mutex);
+        std::unique_lock<Mutex> lock(tape_.mutex);
         if (StoragePtr live = tape_.source(wanted_)) return live;
         plan();
         for (size_t step = 0; step < ops_.size(); ++step) run_op(lock, ops_[step]);
@@ -218,7 +218,7 @@ class Replay {
         record.op.callBoxed(stack);
     }
 
-    void run_op(std::unique_lock<std::mutex> &lock, int32_t index) {
+    void run_op(std::unique_lock<Mutex> &lock, int32_t index) {
         const Record record = tape_.records[static_cast<size_t>(index)];
         const tfg_op op = tape_.look().ops[index];
         prepare_writes(op);
@@ -280,8 +280,9 @@ class Replay {
     void prove(const Record &record, int32_t value, const c10::StorageImpl &storage) {
         auto it = tape_.fingerprints.find(value);
         if (it == tape_.fingerprints.end()) return;
-        if (fingerprint_of(storage) == it->second) return believe(record.site, Belief::PROVEN);
-        believe(record.site, Belief::DISTRUSTED);
+        const bool is_proven = fingerprint_of(storage) == it->second;
+        if (believe(record.site, is_proven ? Belief::PROVEN : Belief::DISTRUSTED)) stats_of(record.key).unproven -= 1;
+        if (is_proven) return;
         throw Error("tfg: replaying " + record.rule_name() + " in " + stats_of(record.key).label +
                     " did not give the bits of the forward: it is not a function of its recorded inputs. Its results are kept from now "
                     "on; this backward is not valid, run the step again.");
@@ -327,14 +328,14 @@ void drop_at_end_of_backward(const std::shared_ptr<Tape> &tape) {
     const int64_t task = torch::autograd::get_current_graph_task_id();
     if (task < 0 || tape->keeps) return;
     {
-        std::lock_guard<std::mutex> lock(tape->mutex);
+        std::lock_guard<Mutex> lock(tape->mutex);
         if (tape->graph_task == task) return;
         tape->graph_task = task;
     }
     torch::autograd::Engine::get_default_engine().queue_callback([weak = std::weak_ptr<Tape>(tape)] {
         Graveyard dead;
         if (std::shared_ptr<Tape> still = weak.lock()) {
-            std::lock_guard<std::mutex> lock(still->mutex);
+            std::lock_guard<Mutex> lock(still->mutex);
             still->drop_put_back(dead);
         }
     });
@@ -349,7 +350,7 @@ StoragePtr materialise(const std::shared_ptr<Tape> &tape, int32_t value) {
     {
         Replay replay(tape, value);
         result = replay.run();
-        std::lock_guard<std::mutex> lock(tape->mutex);
+        std::lock_guard<Mutex> lock(tape->mutex);
         const int32_t producer = tape->look().values[value].producer;
         key = tape->records[static_cast<size_t>(producer)].key;
     }

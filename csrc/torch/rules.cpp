@@ -10,6 +10,8 @@
 #include <string_view>
 #include <unordered_set>
 
+#include "fork.h"
+
 namespace tfg {
 
 namespace {
@@ -120,18 +122,26 @@ const char *why_words(Why why) {
 
 static bool is_for(const Rule &rule, const c10::FunctionSchema &schema) { return !rule.schema || *rule.schema == schema; }
 
+namespace {
+struct Book {
+    std::mutex mutex;
+    std::unordered_map<const c10::FunctionSchema *, Rule *> by_schema;
+    uint64_t n_rules = 0;
+
+    Book() { hold_across_fork(mutex); }
+};
+} // namespace
+
 const Rule &rule_of(const c10::OperatorHandle &op) {
-    static std::mutex mutex;
-    static auto *rules = new std::unordered_map<const c10::FunctionSchema *, Rule *>;
-    static uint64_t n_rules = 0;
+    static auto *all = new Book;
     thread_local ska::flat_hash_map<const c10::FunctionSchema *, const Rule *> seen;
     const c10::FunctionSchema *key = &op.schema();
     auto it = seen.find(key);
     if (it != seen.end() && is_for(*it->second, *key)) return *it->second;
-    std::lock_guard<std::mutex> lock(mutex);
-    auto &slot = (*rules)[key];
+    std::lock_guard<std::mutex> lock(all->mutex);
+    auto &slot = all->by_schema[key];
     if (!slot || !is_for(*slot, *key)) {
-        slot = new Rule(make_rule(op, n_rules++)); // the old one stays: tapes point at it
+        slot = new Rule(make_rule(op, all->n_rules++)); // the old one stays: tapes point at it
         if (key->name().rfind("aten::", 0) != 0) slot->schema = *key;
     }
     seen[key] = slot;

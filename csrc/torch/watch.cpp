@@ -5,17 +5,20 @@
 
 #include <algorithm>
 #include <cstring>
-#include <mutex>
 
 #include "cpu/fingerprint.h"
+#include "fork.h"
+#include "mutex.h"
 
 namespace tfg {
 
 namespace {
 
 struct Registry {
-    std::mutex mutex;
+    Mutex mutex;
     ska::flat_hash_map<c10::StorageImpl *, c10::weak_intrusive_ptr<Watch>> by_address;
+
+    Registry() { hold_across_fork(mutex); }
 };
 
 Registry &registry() {
@@ -43,7 +46,7 @@ void on_mutable_access(c10::StorageImpl *storage) {
     c10::intrusive_ptr<Watch> found;
     Registry &all = registry();
     {
-        std::lock_guard<std::mutex> lock(all.mutex);
+        std::lock_guard<Mutex> lock(all.mutex);
         auto it = all.by_address.find(storage);
         if (it == all.by_address.end()) return;
         found = it->second.lock();
@@ -52,7 +55,7 @@ void on_mutable_access(c10::StorageImpl *storage) {
     Before before{found->n_accesses.load(), std::nullopt, nullptr};
     if (!is_written) before.bytes = fingerprint_of(*storage);
     if (found->relied_on_at == before.count && storage->nbytes() <= put_aside_bytes) before.copy = copy_storage(*storage);
-    std::lock_guard<std::mutex> lock(all.mutex);
+    std::lock_guard<Mutex> lock(all.mutex);
     if (before.bytes || before.copy) found->before_.push_back(std::move(before));
     found->n_accesses.fetch_add(1);
     if (found->n_handles.load() > 0) found->pinned_ = found->weak_.lock();
@@ -65,7 +68,7 @@ void Watch::release_resources() {
     std::vector<Before> before;
     {
         Registry &all = registry();
-        std::lock_guard<std::mutex> lock(all.mutex);
+        std::lock_guard<Mutex> lock(all.mutex);
         auto it = all.by_address.find(address_);
         if (it != all.by_address.end() && it->second._unsafe_get_target() == this) all.by_address.erase(it);
         alive = weak_.lock();
@@ -83,19 +86,19 @@ void Watch::arm() {
 StoragePtr Watch::share_copy() {
     StoragePtr storage, known;
     {
-        std::lock_guard<std::mutex> lock(registry().mutex);
+        std::lock_guard<Mutex> lock(registry().mutex);
         storage = weak_.lock();
         if (copy_) known = copy_->lock();
     }
     if (known && known->nbytes() == storage->nbytes() && std::memcmp(known->data(), storage->data(), known->nbytes()) == 0) return known;
     StoragePtr fresh = copy_storage(*storage);
-    std::lock_guard<std::mutex> lock(registry().mutex);
+    std::lock_guard<Mutex> lock(registry().mutex);
     copy_.emplace(fresh);
     return fresh;
 }
 
 std::optional<Before> Watch::before(uint32_t count) const {
-    std::lock_guard<std::mutex> lock(registry().mutex);
+    std::lock_guard<Mutex> lock(registry().mutex);
     for (const Before &each : before_)
         if (each.count == count) return each;
     return std::nullopt;
@@ -103,7 +106,7 @@ std::optional<Before> Watch::before(uint32_t count) const {
 
 WatchPtr watch(const StoragePtr &storage) {
     Registry &all = registry();
-    std::lock_guard<std::mutex> lock(all.mutex);
+    std::lock_guard<Mutex> lock(all.mutex);
     auto it = all.by_address.find(storage.get());
     if (it != all.by_address.end())
         if (WatchPtr known = it->second.lock()) return known;
