@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 #include "device_ledger.h"
 
+#include <c10/util/flat_hash_map.h>
+
 #include <atomic>
 #include <cstdlib>
 #include <new>
@@ -25,7 +27,9 @@ struct DeviceLedger {
     tfg_ledger *core = nullptr;
     std::vector<Held> held; // by entry
     std::vector<int32_t> passed_over; // scratch of one eviction
+    ska::flat_hash_map<uint64_t, Fingerprint> evidence; // ticket -> what has left held, until its place is given up
     uint64_t last_ticket = 0;
+    std::atomic<int64_t> n_evictions{0};
 
     DeviceLedger() {
         check(tfg_ledger_create(&host_memory, &core));
@@ -84,6 +88,17 @@ Verdict judge(const Held &held, int64_t size_bytes, Graveyard &victims) {
     return hold_sources(held, size_bytes, victims);
 }
 
+void let_go(DeviceLedger &all, int32_t entry, Graveyard &victims) {
+    Held &held = all.held[static_cast<size_t>(entry)];
+    if (held.keeping.wants_evidence) all.evidence[held.ticket] = fingerprint_of(*held.storage);
+    held.keeping.stats->evicted_bytes += tfg_ledger_size_bytes(all.core, entry);
+    held.keeping.stats->evictions += 1;
+    all.n_evictions += 1;
+    victims.push_back(std::move(held.storage));
+    held = Held();
+    tfg_ledger_remove(all.core, entry);
+}
+
 } // namespace
 
 Place keep_on_ledger(StoragePtr storage, const Keeping &keeping) {
@@ -103,7 +118,7 @@ Place keep_on_ledger(StoragePtr storage, const Keeping &keeping) {
     return place;
 }
 
-StoragePtr withdraw(Place &place) {
+StoragePtr withdraw(Place &place, std::optional<Fingerprint> &evidence) {
     DeviceLedger &all = ledger();
     std::lock_guard<Mutex> lock(all.mutex);
     StoragePtr storage;
@@ -112,6 +127,9 @@ StoragePtr withdraw(Place &place) {
         storage = std::move(held.storage);
         held = Held();
         tfg_ledger_remove(all.core, place.entry);
+    } else if (auto noted = all.evidence.find(place.ticket); noted != all.evidence.end()) {
+        evidence = noted->second;
+        all.evidence.erase(noted);
     }
     place = Place();
     return storage;
@@ -157,16 +175,11 @@ int64_t evict(int64_t wanted_bytes, Graveyard &victims) {
     all.passed_over.clear();
     int64_t freed_bytes = 0;
     for (int32_t entry; freed_bytes < wanted_bytes && (entry = tfg_ledger_first(all.core)) != TFG_LEDGER_NONE;) {
-        Held &held = all.held[static_cast<size_t>(entry)];
         const int64_t size_bytes = tfg_ledger_size_bytes(all.core, entry);
-        const Verdict verdict = judge(held, size_bytes, victims);
+        const Verdict verdict = judge(all.held[static_cast<size_t>(entry)], size_bytes, victims);
         if (verdict == Verdict::LEAVES) {
+            let_go(all, entry, victims);
             freed_bytes += size_bytes;
-            held.keeping.stats->evicted_bytes += size_bytes;
-            held.keeping.stats->evictions += 1;
-            victims.push_back(std::move(held.storage));
-            held = Held();
-            tfg_ledger_remove(all.core, entry);
             continue;
         }
         tfg_ledger_set_aside(all.core, entry);
@@ -183,6 +196,8 @@ tfg_ledger_totals ledger_totals() {
     tfg_ledger_count(all.core, &totals);
     return totals;
 }
+
+int64_t n_evictions() { return ledger().n_evictions.load(); }
 
 int64_t next_sequence() {
     static std::atomic<int64_t> last{0};

@@ -15,11 +15,13 @@
 //                                        its sources are larger than it  -> stays, looked at again next time
 //                                        else                            -> leaves; its sources are held from now on
 //
-// Locks: one leaf mutex. Under it nothing is released, allocated on a device or run; the GIL is not taken: a storage that Python has
+// Locks: one leaf mutex. Under it nothing is released, allocated on a device or run (fingerprints aside, of what leaves unproven: the
+// others would find nothing to let go of meanwhile); the GIL is not taken: a storage that Python has
 // touched (`untyped_storage()`) is never evicted and never a source of an eviction, since counting its references may need the GIL.
 #pragma once
 
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "core/ledger.h"
@@ -57,10 +59,12 @@ struct Keeping { // what an entry is entered with
     uint64_t mask;
     Share *share;
     Stats *stats;
+    bool wants_evidence; // its tape did not fingerprint it: it is fingerprinted as it leaves
 };
 
 Place keep_on_ledger(StoragePtr storage, const Keeping &keeping); // throws std::bad_alloc, with nothing entered
-StoragePtr withdraw(Place &place);                                // nullptr where it has left; the place is empty after
+// The storage, or nullptr where it has left: then `evidence` is what it held, if it was to be fingerprinted. The place is empty after.
+StoragePtr withdraw(Place &place, std::optional<Fingerprint> &evidence);
 void reprice(const Place &place, double price_ns_per_byte);
 uint64_t add_source(Share &share, Source source); // its bit, or ALL_SOURCES where there is none left
 // Before a recorded write to a source: has a drop leaned on it? Then its bytes must be put aside. If not, none will from now on.
@@ -72,5 +76,6 @@ int64_t evict(int64_t wanted_bytes, Graveyard &victims);
 
 tfg_ledger_totals ledger_totals();
 int64_t next_sequence();
+int64_t n_evictions(); // since the process began
 
 } // namespace tfg

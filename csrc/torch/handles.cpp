@@ -95,7 +95,7 @@ void handle_dealloc(PyObject *object) {
         if (storage.n_handles == 0 && !is_root) {
             if (slot.strong) dead.push_back(std::move(slot.strong));
             if (slot.place.is_somewhere())
-                if (StoragePtr kept = withdraw(slot.place)) dead.push_back(std::move(kept));
+                if (StoragePtr kept = tape->withdraw_slot(value.storage)) dead.push_back(std::move(kept));
         }
         tape->clear_if_idle(dead);
     }

@@ -188,7 +188,7 @@ bool Tape::is_live(int32_t value) const { return source(value) != nullptr; }
 void Tape::drop_slot(int32_t id, Graveyard &dead) {
     Slot &slot = slots[static_cast<size_t>(id)];
     if (!tfg_keep_is_droppable(core, id)) return;
-    if (StoragePtr held = slot.place.is_somewhere() ? withdraw(slot.place) : std::move(slot.strong)) dead.push_back(std::move(held));
+    if (StoragePtr held = slot.place.is_somewhere() ? withdraw_slot(id) : std::move(slot.strong)) dead.push_back(std::move(held));
 }
 
 // Before anything is dropped that leans on externals: small ones are put aside (counters, masks and scales change often); the bytes of
@@ -241,7 +241,7 @@ void Tape::settle(int32_t first_op, int64_t key, Graveyard &dead) {
     n_relied_on = static_cast<int32_t>(slots.size()); // from here on, a write that is recorded puts the old value aside first
     if (keeps) {
         find_masks(first_op);
-        note_evidence();
+        if (!is_calm) note_evidence();
     } else if (is_any_droppable()) {
         rely_on_externals(*this);
     }
@@ -320,10 +320,11 @@ void Tape::drop_put_back(Graveyard &dead) {
 }
 
 void Tape::clear(Graveyard &dead) {
+    std::optional<Fingerprint> evidence;
     for (Slot &slot : slots) {
         if (slot.strong) dead.push_back(std::move(slot.strong));
         if (slot.place.is_somewhere())
-            if (StoragePtr kept = withdraw(slot.place)) dead.push_back(std::move(kept));
+            if (StoragePtr kept = withdraw(slot.place, evidence)) dead.push_back(std::move(kept));
     }
     clear_share(share, dead);
     for (auto &[value, copy] : copies) dead.push_back(std::move(copy));
@@ -335,7 +336,7 @@ void Tape::clear(Graveyard &dead) {
     n_handles = 0;
     n_settled = n_compared = n_relied_on = 0;
     n_entered = 0;
-    is_pruned = keeps_all = false;
+    is_pruned = keeps_all = is_calm = wants_evidence = false;
     graph_task = -1;
 }
 

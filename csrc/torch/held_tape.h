@@ -81,6 +81,7 @@ struct Slot {
     bool is_garbage = false;  // some bytes were never written
     bool is_parameter = false;
     bool is_noted = false;    // in held_since
+    bool is_covered = false;  // no byte of it but its first tensor's: its fingerprint says something
     bool is_saved = false; // autograd keeps it too: put aside only when it is about to change
     Place place;               // on the device's ledger: the strong reference lies there
     int64_t sequence = 0;      // when it was first entered there
@@ -125,6 +126,7 @@ class Tape : public std::enable_shared_from_this<Tape> {
     void settle_so_far(Graveyard &dead);     // inside a region, under pressure: what has been made so far may leave
     void enter(int32_t slot, Stats &stats, double price_factor = 1); // onto the ledger
     void take_back(int32_t slot);            // off the ledger: it is kept for good
+    StoragePtr withdraw_slot(int32_t slot);  // gives up its place; nullptr where it has left, what it held is noted then
     void find_masks(int32_t first_op);
     void note_evidence();                    // fingerprints of what replays would read from outside
     void notice_dead_sources();              // a tensor from outside that nobody holds any more: what leans on it is kept
@@ -161,6 +163,8 @@ class Tape : public std::enable_shared_from_this<Tape> {
     bool is_pruned = false;
     bool trusts_parameters = false; // a sharding engine frees and refills them: trusted to their version
     bool keeps = false;     // the policy; else it lets go
+    bool is_calm = false;   // of the region that runs now: see proof.h
+    bool wants_evidence = false; // a calm region has run on it
     Stats *stats = nullptr; // of the region that runs now, or ran last
     Share share;
     std::vector<uint64_t> masks; // value -> the sources behind it, where it is derivable

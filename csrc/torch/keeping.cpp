@@ -63,16 +63,24 @@ void Tape::enter(int32_t id, Stats &to, double price_factor) {
     if (!slot.strong || current == TFG_NONE || view.values[current].state != TFG_VALUE_DERIVABLE || !tfg_keep_is_droppable(core, id)) return;
     const uint64_t mask = !keeps ? 0 : static_cast<size_t>(current) < masks.size() ? masks[static_cast<size_t>(current)] : ALL_SOURCES;
     if (mask == ALL_SOURCES) return;
-    if (slot.place.is_somewhere()) withdraw(slot.place);
+    if (wants_evidence && !slot.is_covered) return;
+    if (slot.place.is_somewhere()) withdraw_slot(id);
     if (slot.sequence == 0) slot.sequence = next_sequence();
     if (slot.price_ns_per_byte == 0) slot.price_ns_per_byte = price_per_byte(view, id);
-    slot.place = keep_on_ledger(slot.strong, {slot.price_ns_per_byte * price_factor, slot.sequence, mask, &share, &to});
+    slot.place = keep_on_ledger(slot.strong, {slot.price_ns_per_byte * price_factor, slot.sequence, mask, &share, &to, wants_evidence});
     slot.strong.reset(); // it could not leave before: an entry that someone else holds stays
 }
 
 void Tape::take_back(int32_t id) {
     Slot &slot = slots[static_cast<size_t>(id)];
-    if (slot.place.is_somewhere()) slot.strong = withdraw(slot.place);
+    if (slot.place.is_somewhere()) slot.strong = withdraw_slot(id);
+}
+
+StoragePtr Tape::withdraw_slot(int32_t id) {
+    std::optional<Fingerprint> evidence;
+    StoragePtr storage = withdraw(slots[static_cast<size_t>(id)].place, evidence);
+    if (evidence) fingerprints.emplace(look().storages[id].current, *evidence);
+    return storage;
 }
 
 void Tape::note_evidence() {

@@ -31,20 +31,16 @@ uint64_t proof_site(int64_t key, int32_t ordinal, uint64_t op_id) {
 Belief belief_in(uint64_t site) {
     std::lock_guard<std::mutex> lock(book().mutex);
     auto it = book().by_site.find(site);
-    return it == book().by_site.end() ? Belief::UNKNOWN : it->second;
+    return it == book().by_site.end() ? Belief::UNMET : it->second;
 }
 
-bool meet(uint64_t site) {
-    std::lock_guard<std::mutex> lock(book().mutex);
-    return book().by_site.emplace(site, Belief::UNKNOWN).second;
-}
-
-bool believe(uint64_t site, Belief belief) {
+Belief believe(uint64_t site, Belief belief) {
     std::lock_guard<std::mutex> lock(book().mutex);
     Belief &known = book().by_site[site];
-    const bool was_unknown = known == Belief::UNKNOWN;
-    if (known != Belief::DISTRUSTED) known = belief; // of two micro-batches one may have agreed by chance
-    return was_unknown;
+    const Belief before = known;
+    // Of two micro-batches one may have agreed by chance; of two threads one may be late to meet it.
+    if (belief > known && known != Belief::DISTRUSTED) known = belief;
+    return before;
 }
 
 Stress &stress() {

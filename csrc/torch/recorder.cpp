@@ -188,7 +188,8 @@ void take_output(Draft &draft, const at::Tensor &tensor, Ids &fresh, size_t retu
     if (!is_known) {
         id = tape.add_fresh(storage);
         if (!came_from_torch(*storage)) check(tfg_tape_foreign_write(tape.core, id, true));
-        if (storage->nbytes() && draft.rule.makes_garbage) tape.slots[static_cast<size_t>(id)].is_garbage = true;
+        tape.slots.back().is_covered = covers_storage(tensor);
+        if (storage->nbytes() && draft.rule.makes_garbage) tape.slots.back().is_garbage = true;
         fresh.push_back(id);
     } else if (std::find(fresh.begin(), fresh.end(), id) == fresh.end()) {
         return; // an argument handed back
@@ -304,8 +305,9 @@ void commit(Region &region, Draft &draft, const c10::OperatorHandle &op, const S
     if (draft.why == Why::POLICY)
         for (const int32_t id : fresh) tape.hold_for_good(id);
     region.stats.ops_taped += 1;
-    if (belief == Belief::UNKNOWN && meet(site)) region.stats.unproven += 1;
-    if (!is_pinned && (belief == Belief::UNKNOWN || stress().verify)) gather_fingerprints(draft, stack);
+    if (is_pinned) return;
+    if (belief == Belief::UNMET && believe(site, Belief::UNKNOWN) == Belief::UNMET) region.stats.unproven += 1;
+    if (belief == Belief::UNMET || (belief == Belief::UNKNOWN && !tape.is_calm) || stress().verify) gather_fingerprints(draft, stack);
 }
 
 // What a failed or opaque operator may have written can not be relied on.
@@ -421,6 +423,13 @@ bool can_record() {
            !tls_is_dispatch_key_excluded(recorder_key) && !is_traced() && !at::SavedTensorDefaultHooks::get_tls_state().is_tracing;
 }
 
+// Has this key been seen often enough without an eviction? (proof.h)
+static bool is_calm_now(Stats &stats) {
+    const int64_t now = n_evictions();
+    if (stats.evictions_before.exchange(now) != now || stress().drop || stress().verify) stats.n_calm = 0;
+    return stats.n_calm.fetch_add(1) >= calm_after_regions;
+}
+
 Region::Region(std::shared_ptr<Tape> on, int64_t k, bool own)
     : tape(std::move(on)), key(k), stats(stats_of(k)), is_own_tape(own), parent(current) {
     if (!parent) {
@@ -440,6 +449,9 @@ Region::Region(std::shared_ptr<Tape> on, int64_t k, bool own)
         std::lock_guard<Mutex> lock(tape->mutex);
         tape->n_regions += 1;
         tape->stats = &stats;
+        is_parent_calm = tape->is_calm;
+        tape->is_calm = tape->keeps && is_calm_now(stats);
+        tape->wants_evidence |= tape->is_calm;
         first_op = tape->look().n_ops;
     }
     stats.regions += 1;
@@ -498,7 +510,7 @@ Region::~Region() {
     Graveyard dead;
     std::lock_guard<Mutex> lock(tape->mutex);
     tape->n_regions -= 1;
-    if (parent) tape->stats = &parent->stats;
+    if (parent) tape->stats = &parent->stats, tape->is_calm = is_parent_calm;
     if (is_own_tape) {
         tape->is_closed = true;
         tape->prune(dead);

@@ -34,6 +34,7 @@ struct Region {
     PyObject *policy = nullptr; // selective checkpointing: borrowed from the caller of the region
     PyObject *outer_pack = nullptr, *outer_unpack = nullptr; // a pair that was active when the region began
     Region *parent;
+    bool is_parent_calm = false;
     std::vector<std::pair<at::Tensor, std::shared_ptr<struct SavedVariableWatch>>> saved_inputs; // held until the region ends
     size_t n_still_held = 0; // of them, when they were last released
     static constexpr size_t few_saved_inputs = 16;

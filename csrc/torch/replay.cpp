@@ -55,8 +55,11 @@ class Replay {
         const int32_t *ops = tfg_closure_ops(tape_.closure, &n);
         ops_.assign(ops, ops + n);
         const auto view = tape_.look();
-        for (const int32_t op : ops_)
-            for (int32_t i = 0; i < view.ops[op].n_reads; ++i) pin(view.refs[view.ops[op].first_ref + i]);
+        for (const int32_t o : ops_) {
+            const tfg_op &op = view.ops[o];
+            for (int32_t i = 0; i < op.n_reads; ++i) pin(view.refs[op.first_ref + i]);
+            for (int32_t i = 0; i < op.n_writes; ++i) collect_evidence(view.values[view.refs[op.first_ref + op.n_reads + i]].storage);
+        }
         choose_what_to_bring_back();
     }
 
@@ -108,6 +111,12 @@ class Replay {
         const auto view = tape_.look();
         const tfg_value &v = view.values[value];
         return v.n_handles > 0 && view.storages[v.storage].current == value && !tape_.slots[static_cast<size_t>(v.storage)].live();
+    }
+
+    // What was fingerprinted as it left is compared with what is made now.
+    void collect_evidence(int32_t storage) {
+        const Slot &slot = tape_.slots[static_cast<size_t>(storage)];
+        if (slot.place.is_somewhere() && !slot.live()) tape_.withdraw_slot(storage);
     }
 
     // The working set: another thread's backward may end, and let go of what is live now, between two operators of this replay.
@@ -281,7 +290,7 @@ class Replay {
         auto it = tape_.fingerprints.find(value);
         if (it == tape_.fingerprints.end()) return;
         const bool is_proven = fingerprint_of(storage) == it->second;
-        if (believe(record.site, is_proven ? Belief::PROVEN : Belief::DISTRUSTED)) stats_of(record.key).unproven -= 1;
+        if (believe(record.site, is_proven ? Belief::PROVEN : Belief::DISTRUSTED) == Belief::UNKNOWN) stats_of(record.key).unproven -= 1;
         if (is_proven) return;
         throw Error("tfg: replaying " + record.rule_name() + " in " + stats_of(record.key).label +
                     " did not give the bits of the forward: it is not a function of its recorded inputs. Its results are kept from now "
@@ -297,7 +306,7 @@ class Replay {
         const int64_t task = torch::autograd::get_current_graph_task_id();
         if (task >= 0 && slot.replayed_in == task) stats.replayed_again += 1;
         slot.replayed_in = task;
-        if (slot.place.is_somewhere()) withdraw(slot.place); // it has left: only the place is given up
+        if (slot.place.is_somewhere()) tape_.withdraw_slot(v.storage); // it has left: only the place is given up
         tape_.by_storage.erase(slot.weak._unsafe_get_target()); // its address is free for others from here on
         slot.strong = storage;
         slot.weak = WeakStorage(storage);
