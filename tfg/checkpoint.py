@@ -14,6 +14,7 @@ from torch.compiler import is_compiling
 
 from ._engine import C
 from .engines import is_rerun
+from .rerun import check_determinism_word, reentrant, rerun
 from .selective import selection_of
 
 _site_keys = {}  # id(code or type) -> (key, the object itself: held, so that its id is not used again)
@@ -55,23 +56,41 @@ def checkpoint(function=None, *args, use_reentrant=None, preserve_rng_state=True
 def _special(function, args, kwargs, use_reentrant, preserve_rng_state, context_fn, determinism_check, debug, early_stop,
              respect_saved_tensors_hooks):
     """All but the usual call."""
-    keywords = {"use_reentrant": bool(use_reentrant), "preserve_rng_state": preserve_rng_state}
-    given = {"context_fn": (context_fn, None), "determinism_check": (determinism_check, "default"), "debug": (debug, False),
-             "early_stop": (early_stop, True), "respect_saved_tensors_hooks": (respect_saved_tensors_hooks, None)}
-    keywords |= {name: value for name, (value, default) in given.items() if value is not default and value != default}
     is_custom = context_fn is not None and context_fn is not stock.noop_context_fn
-    if is_compiling() or use_reentrant or is_rerun() or (debug and is_custom):
-        return _stock_checkpoint(function, *args, **keywords, **kwargs)
-    if determinism_check not in ("default", "none"):
-        raise ValueError(f"determinism_check should be one of ['default', 'none'], but got {determinism_check}")
+    if is_compiling():
+        return _compiled(function, args, kwargs, use_reentrant, preserve_rng_state, context_fn, determinism_check, debug, early_stop,
+                         respect_saved_tensors_hooks)
+    if use_reentrant:
+        _check_reentrant(kwargs, is_custom or debug or respect_saved_tensors_hooks is not None)
     _check_callable(function)
+    if use_reentrant:
+        return reentrant(function, args, preserve_rng_state)
+    if is_rerun() or (debug and is_custom):
+        return rerun(function, args, kwargs, preserve_rng_state, context_fn, determinism_check, debug, early_stop)
+    check_determinism_word(determinism_check)
     if not is_custom:
         return C.run(C.BY_BUDGET, _key(function), function, args, kwargs)
     selection, contexts = selection_of(context_fn)
     if selection is None:
-        keywords["context_fn"] = lambda: contexts
-        return _stock_checkpoint(function, *args, **keywords, **kwargs)
+        return rerun(function, args, kwargs, preserve_rng_state, lambda: contexts, determinism_check, debug, early_stop)
     return C.run(C.BY_BUDGET, _key(function), function, args, kwargs, selection)
+
+
+def _compiled(function, args, kwargs, use_reentrant, preserve_rng_state, context_fn, determinism_check, debug, early_stop,
+              respect_saved_tensors_hooks):
+    """The stock function, which the compiler knows, with the keywords that were given: this torch's may not have them all."""
+    keywords = {"use_reentrant": bool(use_reentrant), "preserve_rng_state": preserve_rng_state}
+    given = {"context_fn": (context_fn, None), "determinism_check": (determinism_check, "default"), "debug": (debug, False),
+             "early_stop": (early_stop, True), "respect_saved_tensors_hooks": (respect_saved_tensors_hooks, None)}
+    keywords |= {name: value for name, (value, default) in given.items() if value is not default and value != default}
+    return _stock_checkpoint(function, *args, **keywords, **kwargs)
+
+
+def _check_reentrant(strays, has_others):
+    if strays:
+        raise ValueError("Unexpected keyword arguments: " + ",".join(strays))
+    if has_others:
+        raise ValueError("Passing `context_fn` or `debug` is only supported when use_reentrant=False. So is `respect_saved_tensors_hooks`.")
 
 
 def _check_callable(function):

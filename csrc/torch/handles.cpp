@@ -27,7 +27,7 @@ SavedVersion::SavedVersion(const at::Tensor &tensor) : node(StrongNode()) {
 }
 
 void SavedVersion::check(const std::string &what) const {
-    if (!counter.enabled() || counter.current_version() == saved) return;
+    if (!is_moved()) return;
     std::string text = "one of the variables needed for gradient computation has been modified by an inplace operation: [" + what + "]";
     if (StrongNode fn = node.lock()) text += ", which is output " + std::to_string(output_nr) + " of " + fn->name() + ",";
     text += " is at version " + std::to_string(counter.current_version()) + "; expected version " + std::to_string(saved) + " instead.";
@@ -220,7 +220,7 @@ at::Tensor serve(const Handle &handle) {
 PyObject *unpack_kept(Kept *self) {
     if (self->outer_unpack) return PyObject_CallFunctionObjArgs(self->outer_unpack, self->packed, nullptr);
     const at::Tensor &tensor = self->packed ? THPVariable_Unpack(self->packed) : self->tensor;
-    if (self->version.counter.enabled() && self->version.counter.current_version() != self->version.saved) {
+    if (self->version.is_moved()) {
         std::ostringstream what;
         what << tensor.toString() << " " << tensor.sizes();
         self->version.check(what.str());

@@ -27,6 +27,7 @@ struct SavedVersion {
     WeakNode node;
 
     explicit SavedVersion(const at::Tensor &tensor);
+    bool is_moved() const { return counter.enabled() && counter.current_version() != saved; }
     void check(const std::string &what) const; // throws c10::Error
 };
 

@@ -12,6 +12,8 @@
 #include "make_up.h"
 #include "peak.h"
 #include "recorder.h"
+#include "rerun.h"
+#include "rerun_reentrant.h"
 
 namespace py = pybind11;
 
@@ -238,6 +240,8 @@ PYBIND11_MODULE(_C, m) {
     parameter = py::object(py::module_::import("torch.nn.parameter").attr("Parameter")).release().ptr();
     install_recorder();
     install_handles();
+    install_rerun(m.ptr());
+    install_rerun_reentrant(m.ptr());
     PyObject *run_function = PyCFunction_New(&run_method, nullptr);
     m.add_object("run", py::reinterpret_steal<py::object>(run_function));
     m.def("new_key", &new_key);

@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "rerun.h"
+
+#include <ATen/SavedTensorHooks.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/PyInterpreter.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include "rerun_frame.h"
+
+namespace py = pybind11;
+
+namespace tfg {
+
+namespace {
+
+PyObject *stop_class = nullptr; // an Exception: `except Exception` and always-called module hooks see the end of a second run
+PyObject *identity = nullptr;   // unpack for what a second run saves itself
+
+// What the pack functions are bound to.
+struct FrameObject {
+    PyObject_HEAD
+    std::shared_ptr<Frame> frame;
+};
+struct PassObject {
+    PyObject_HEAD
+    std::shared_ptr<Frame> frame;
+    std::shared_ptr<Pass> pass;
+};
+
+PyTypeObject holder_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+PyTypeObject frame_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+PyTypeObject pass_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+
+template <typename Object> Object *make(PyTypeObject &type) {
+    auto *object = reinterpret_cast<Object *>(type.tp_alloc(&type, 0));
+    if (!object) throw_python_error();
+    return object;
+}
+
+void free_object(PyObject *object) { Py_TYPE(object)->tp_free(object); }
+
+void holder_dealloc(PyObject *object) {
+    auto *self = reinterpret_cast<Holder *>(object);
+    if (self->frame && self->position != SIZE_MAX) self->frame->note_dead(self->position);
+    self->frame.~shared_ptr();
+    free_object(object);
+}
+
+void frame_dealloc(PyObject *object) {
+    reinterpret_cast<FrameObject *>(object)->frame.~shared_ptr();
+    free_object(object);
+}
+
+void pass_dealloc(PyObject *object) {
+    auto *self = reinterpret_cast<PassObject *>(object);
+    self->frame.~shared_ptr();
+    self->pass.~shared_ptr();
+    free_object(object);
+}
+
+// ----------------------------------------------------------------------------------------------------------------- the hooks
+// A pair of hooks on top while it lives; what was pushed and forgotten above it goes with it.
+class HooksOnTop {
+  public:
+    HooksOnTop(const py::object &pack, PyObject *unpack) {
+        at::SavedTensorDefaultHooks::lazy_initialize();
+        depth_ = at::SavedTensorDefaultHooks::get_tls_state().stack.size();
+        Py_INCREF(pack.ptr());
+        Py_INCREF(unpack);
+        at::SavedTensorDefaultHooks::push_hooks(c10::SafePyObject(pack.ptr(), getPyInterpreter()),
+                                                c10::SafePyObject(unpack, getPyInterpreter()));
+    }
+    ~HooksOnTop() {
+        while (at::SavedTensorDefaultHooks::get_tls_state().stack.size() > depth_) at::SavedTensorDefaultHooks::pop_hooks();
+    }
+    HooksOnTop(const HooksOnTop &) = delete;
+
+  private:
+    size_t depth_ = 0;
+};
+
+PyObject *pack_first(PyObject *self, PyObject *variable) {
+    HANDLE_TH_ERRORS
+    const auto &frame = reinterpret_cast<FrameObject *>(self)->frame;
+    auto *holder = make<Holder>(holder_type);
+    new (&holder->frame) std::shared_ptr<Frame>(frame);
+    holder->position = SIZE_MAX;
+    const py::object owned = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject *>(holder));
+    frame->note_saved(holder, THPVariable_Unpack(variable));
+    return owned.inc_ref().ptr();
+    END_HANDLE_TH_ERRORS
+}
+
+PyObject *stop(Pass &pass) {
+    pass.is_stopped = true;
+    PyErr_SetString(stop_class, "all that backward needs is there: this second run of a checkpointed function ends here");
+    return nullptr;
+}
+
+PyObject *pack_again(PyObject *self, PyObject *variable) {
+    HANDLE_TH_ERRORS
+    Frame &frame = *reinterpret_cast<PassObject *>(self)->frame;
+    Pass &pass = *reinterpret_cast<PassObject *>(self)->pass;
+    const at::Tensor &tensor = THPVariable_Unpack(variable);
+    // Without its graph: that of the second run dies with the run. A tensor without one is served as the object that it is.
+    const at::Tensor value = tensor.requires_grad() ? at::Tensor(tensor.tensor_data()) : tensor;
+    if (pass.is_done) return THPVariable_Wrap(value); // hooks that outlived their run, copied to another thread
+    const size_t position = pass.n_saved++;
+    if (position >= frame.holders.size()) {
+        if (frame.stops_early) return stop(pass); // the function caught the first one and went on
+        if (frame.is_forward_done)
+            throw_checkpoint_error("torch.utils.checkpoint: trying to save more tensors during recomputation than during the original "
+                                   "forward pass. The forward saved " + std::to_string(frame.holders.size()) + ".");
+        pass.is_of_unfinished = true;
+        return THPVariable_Wrap(value);
+    }
+    if (frame.holders[position] && position < pass.places.size())
+        pass.places[position] = {value, frame.version_to_expect(pass, position, tensor)};
+    if (frame.stops_early && pass.n_saved == frame.holders.size()) return stop(pass);
+    return THPVariable_Wrap(value);
+    END_HANDLE_TH_ERRORS
+}
+
+// ------------------------------------------------------------------------------------------------------------- the second run
+PyMethodDef pack_again_method = {"tfg_pack_again", &pack_again, METH_O, "collects what a second run saves"};
+
+// One run under hooks; false with Python's error set. Once `pass` is stopped, its end by the stop is as good as any.
+bool call_again(const std::shared_ptr<Frame> &frame, const std::shared_ptr<Pass> &pass) {
+    const py::tuple arguments = frame->call.unpacked();
+    auto *bound = make<PassObject>(pass_type);
+    new (&bound->frame) std::shared_ptr<Frame>(frame);
+    new (&bound->pass) std::shared_ptr<Pass>(pass);
+    const py::object owner = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject *>(bound));
+    const py::object pack = py::reinterpret_steal<py::object>(PyCFunction_New(&pack_again_method, owner.ptr()));
+    if (!pack) return false;
+    const HooksOnTop hooks(pack, identity);
+    PyObject *result = frame->call.again(arguments);
+    if (!result && pass->is_stopped && PyErr_ExceptionMatches(stop_class)) {
+        PyErr_Clear();
+        return true;
+    }
+    Py_XDECREF(result);
+    return result != nullptr;
+}
+
+Pass &run_again(const std::shared_ptr<Frame> &frame, const Scope &scope) {
+    TORCH_CHECK(!frame->is_running_here(scope), "tfg.checkpoint: a saved tensor of a checkpointed function was asked for while that "
+                "function is being run again to make it. Does it read its own graph?");
+    const std::shared_ptr<Pass> pass = frame->begin(scope);
+    try {
+        if (!call_again(frame, pass)) throw_python_error();
+        pass->is_done = true;
+        frame->check(*pass);
+    } catch (...) {
+        pass->is_done = true;
+        frame->end(pass.get());
+        throw;
+    }
+    return *pass;
+}
+
+[[noreturn]] void throw_handed_out_before(const Scope &scope) {
+    std::string words = "torch.utils.checkpoint: Unpack is being triggered for a tensor that was already unpacked once. ";
+    if (scope.exec_group_ref)
+        words += "Performing two backward calls that overlap is not allowed while under the torch.utils.checkpoint.GraphExecGroup context: "
+                 "what one of them used up the other would need. ";
+    throw_checkpoint_error(words + "A backward of your own must read ctx.saved_tensors only once; tfg.engine(\"replay\") has no such limit.");
+}
+
+PyObject *hand_out(const Holder &holder) {
+    const std::shared_ptr<Frame> frame = holder.frame;
+    const Scope scope = Scope::now();
+    Pass *pass = frame->find(scope, holder.position);
+    if (!pass) pass = &run_again(frame, scope);
+    Pass::Place &place = pass->places[holder.position];
+    if (place.is_handed_out) throw_handed_out_before(scope);
+    TORCH_INTERNAL_ASSERT(place.tensor.defined(), "tfg.checkpoint: position ", holder.position, " was not made");
+    std::ostringstream what;
+    if (place.version->is_moved()) what << place.tensor.toString() << " " << place.tensor.sizes();
+    place.version->check(what.str());
+    place.is_handed_out = true;
+    at::Tensor tensor = std::move(place.tensor);
+    if (scope.is_nobodys()) frame->end(pass);
+    return THPVariable_Wrap(std::move(tensor));
+}
+
+// A CheckpointError is handed to the frame's `on_error`, which raises a fuller one.
+void explain(const Frame &frame) {
+    const py::object checkpoint_error = py::module_::import("torch.utils.checkpoint").attr("CheckpointError");
+    if (!frame.on_error || !PyErr_ExceptionMatches(checkpoint_error.ptr())) return;
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    if (traceback) PyException_SetTraceback(value, traceback);
+    Py_XDECREF(PyObject_CallOneArg(frame.on_error.ptr(), value));
+    if (PyErr_Occurred()) {
+        Py_XDECREF(type);
+        Py_XDECREF(value);
+        Py_XDECREF(traceback);
+    } else {
+        PyErr_Restore(type, value, traceback);
+    }
+}
+
+PyObject *unpack_unexplained(const Holder &holder) {
+    HANDLE_TH_ERRORS
+    return hand_out(holder);
+    END_HANDLE_TH_ERRORS
+}
+
+PyObject *unpack(PyObject *, PyObject *object) {
+    if (Py_TYPE(object) != &holder_type) {
+        PyErr_SetString(PyExc_TypeError, "tfg: not a holder");
+        return nullptr;
+    }
+    const auto owned = py::reinterpret_borrow<py::object>(object); // a nested backward may let go of it
+    const auto &holder = *reinterpret_cast<Holder *>(object);
+    PyObject *tensor = unpack_unexplained(holder);
+    if (!tensor && holder.frame->on_error) {
+        HANDLE_TH_ERRORS
+        explain(*holder.frame);
+        END_HANDLE_TH_ERRORS
+    }
+    return tensor;
+}
+
+PyObject *same(PyObject *, PyObject *object) {
+    Py_INCREF(object);
+    return object;
+}
+
+// --------------------------------------------------------------------------------------------------------------- the first run
+PyMethodDef pack_first_method = {"tfg_pack_first", &pack_first, METH_O, "a holder in place of a saved tensor"};
+PyMethodDef unpack_method = {"tfg_unpack_holder", &unpack, METH_O, "the saved tensor, from a second run of the function"};
+PyMethodDef identity_method = {"tfg_same", &same, METH_O, "what it is given"};
+PyObject *unpack_function = nullptr;
+
+PyObject *run_first(const std::shared_ptr<Frame> &frame, PyObject *function, PyObject *arguments, PyObject *keywords) {
+    auto *bound = make<FrameObject>(frame_type);
+    new (&bound->frame) std::shared_ptr<Frame>(frame);
+    const py::object owner = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject *>(bound));
+    const py::object pack = py::reinterpret_steal<py::object>(PyCFunction_New(&pack_first_method, owner.ptr()));
+    if (!pack) return nullptr;
+    const HooksOnTop hooks(pack, unpack_function);
+    const WithoutDynamo without_dynamo;
+    PyObject *result = PyObject_Call(function, arguments, keywords);
+    frame->is_forward_done = result != nullptr;
+    return result;
+}
+
+// rerun(flags, function, again, on_error, arguments, keywords): `again` is what a second run calls, None for `function`.
+PyObject *rerun(PyObject *, PyObject *const *given, Py_ssize_t n_given) {
+    HANDLE_TH_ERRORS
+    TORCH_CHECK_TYPE(n_given == 6, "rerun(flags, function, again, on_error, arguments, keywords) got ", n_given, " arguments");
+    PyObject *function = given[1], *again = given[2], *on_error = given[3], *arguments = given[4], *keywords = given[5];
+    if (!c10::GradMode::is_enabled()) return PyObject_Call(function, arguments, keywords);
+    const long flags = PyLong_AsLong(given[0]);
+    if (flags == -1 && PyErr_Occurred()) return nullptr;
+    const auto frame = std::make_shared<Frame>(flags, again == Py_None ? function : again, arguments, keywords);
+    if (on_error != Py_None) frame->on_error = py::reinterpret_borrow<py::object>(on_error);
+    return run_first(frame, function, arguments, keywords);
+    END_HANDLE_TH_ERRORS
+}
+
+// is_elsewhere(arguments): does a tensor lie on another device than the CPU? Looks into tuples, lists and dicts.
+constexpr int most_levels = 16;
+
+bool is_elsewhere(PyObject *value, int level) {
+    if (THPVariable_Check(value)) {
+        const auto type = THPVariable_Unpack(value).device().type();
+        return type != c10::DeviceType::CPU && type != c10::DeviceType::Meta;
+    }
+    if (!PyTuple_Check(value) && !PyList_Check(value) && !PyDict_Check(value)) return false;
+    if (level == most_levels) return true; // one that holds itself, maybe: let Python look
+    if (PyDict_Check(value)) {
+        PyObject *key, *item;
+        for (Py_ssize_t at = 0; PyDict_Next(value, &at, &key, &item);)
+            if (is_elsewhere(item, level + 1)) return true;
+        return false;
+    }
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); ++i)
+        if (is_elsewhere(PySequence_Fast_GET_ITEM(value, i), level + 1)) return true;
+    return false;
+}
+
+PyObject *is_elsewhere(PyObject *, PyObject *value) {
+    HANDLE_TH_ERRORS
+    return PyBool_FromLong(is_elsewhere(value, 0));
+    END_HANDLE_TH_ERRORS
+}
+
+PyMethodDef is_elsewhere_method = {"is_elsewhere", static_cast<PyCFunction>(&is_elsewhere), METH_O,
+                                   "is_elsewhere(arguments): does a tensor among them lie on another device than the CPU?"};
+PyMethodDef rerun_method = {"rerun", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&rerun)), METH_FASTCALL,
+                            "rerun(flags, function, again, on_error, arguments, keywords): a call whose function runs again in backward"};
+
+void ready(PyTypeObject &type, const char *name, Py_ssize_t size_bytes, destructor dealloc) {
+    type.tp_name = name;
+    type.tp_basicsize = size_bytes;
+    type.tp_flags = Py_TPFLAGS_DEFAULT;
+    type.tp_dealloc = dealloc;
+    if (PyType_Ready(&type) < 0) throw_python_error();
+}
+
+} // namespace
+
+void install_rerun(PyObject *module) {
+    ready(holder_type, "tfg._C.Holder", sizeof(Holder), &holder_dealloc);
+    ready(frame_type, "tfg._C.RerunFrame", sizeof(FrameObject), &frame_dealloc);
+    ready(pass_type, "tfg._C.RerunPass", sizeof(PassObject), &pass_dealloc);
+    identity = PyCFunction_New(&identity_method, nullptr);
+    unpack_function = PyCFunction_New(&unpack_method, nullptr);
+    stop_class = PyErr_NewException("tfg._C.StopRerun", PyExc_Exception, nullptr);
+    Py_INCREF(stop_class);
+    PyModule_AddObject(module, "StopRerun", stop_class);
+    PyModule_AddObject(module, "rerun", PyCFunction_New(&rerun_method, nullptr));
+    PyModule_AddObject(module, "is_elsewhere", PyCFunction_New(&is_elsewhere_method, nullptr));
+    PyModule_AddIntConstant(module, "PRESERVE_RNG", PRESERVE_RNG);
+    PyModule_AddIntConstant(module, "CHECK_METADATA", CHECK_METADATA);
+    PyModule_AddIntConstant(module, "EARLY_STOP", EARLY_STOP);
+}
+
+} // namespace tfg
