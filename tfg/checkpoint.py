@@ -14,7 +14,7 @@ from torch.compiler import is_compiling
 
 from ._engine import C
 from .engines import is_rerun
-from .rerun import check_determinism_word, reentrant, rerun
+from .rerun import check_determinism_word, reentrant, rerun, warn_of_unsaid_form
 from .selective import selection_of
 
 _site_keys = {}  # id(code or type) -> (key, the object itself: held, so that its id is not used again)
@@ -30,7 +30,8 @@ def checkpoint(function=None, *args, use_reentrant=None, preserve_rng_state=True
     (tfg.set_budget) nothing is let go before the device is full. Without `function` and arguments a decorator is returned. The
     stock's keywords are reserved, all others go to `function`:
 
-    use_reentrant                None and False are the same and warn of nothing; True is the stock's reentrant function
+    use_reentrant                None and False are the same, and only the rerun engine warns of a missing one; True is the reentrant
+                                 form: one node, the function runs again inside backward (ValueError and RuntimeError as the stock's)
     preserve_rng_state           holds by construction, whatever is given
     context_fn                   functools.partial(create_selective_checkpoint_contexts, policy): the tape asks the policy which
                                  results to keep. Anything else: the function is run again (see tfg.engine)
@@ -66,6 +67,8 @@ def _special(function, args, kwargs, use_reentrant, preserve_rng_state, context_
     if use_reentrant:
         return reentrant(function, args, preserve_rng_state)
     if is_rerun() or (debug and is_custom):
+        if use_reentrant is None:
+            warn_of_unsaid_form("", stacklevel=3)
         return rerun(function, args, kwargs, preserve_rng_state, context_fn, determinism_check, debug, early_stop)
     check_determinism_word(determinism_check)
     if not is_custom:
@@ -122,6 +125,9 @@ def checkpoint_sequential(functions, segments, input, use_reentrant=None, **kwar
     preserve_rng_state = kwargs.pop("preserve_rng_state", True)
     if kwargs:
         raise ValueError("Unexpected keyword arguments: " + ",".join(kwargs))
+    if use_reentrant is None and is_rerun():
+        warn_of_unsaid_form(".checkpoint_sequential", stacklevel=2)
+        use_reentrant = False
     functions = list(functions.children()) if isinstance(functions, nn.Sequential) else functions
     length = len(functions) // segments
     if length == 0:  # the end of the line is what the stock says

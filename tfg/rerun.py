@@ -10,6 +10,7 @@ the two callables that the binary is given, one for each run.
 """
 
 import contextlib
+import warnings
 
 import torch
 import torch.utils.checkpoint as stock
@@ -45,7 +46,8 @@ def reentrant(function, args, preserve_rng_state):
     if torch._C._are_functorch_transforms_active():
         raise RuntimeError("checkpoint: use_reentrant=True is an autograd.Function without setup_context staticmethod, so it can not run "
                            "inside functorch transforms (vmap, grad, jvp, jacrev, ...)")
-    stock.check_backward_validity(args)
+    if not any(argument.requires_grad for argument in args if isinstance(argument, torch.Tensor)):
+        warnings.warn("None of the inputs have requires_grad=True. Gradients will be None", stacklevel=4)
     flags = C.PRESERVE_RNG if preserve_rng_state else 0
     if not _has_surroundings(args, {}):
         return C.rerun_reentrant(flags, function, None, args)
@@ -54,6 +56,12 @@ def reentrant(function, args, preserve_rng_state):
     if states is not None:
         states.check_not_initialised_since()
     return result
+
+
+def warn_of_unsaid_form(name, stacklevel):
+    """The stock warns of a missing use_reentrant. It then takes True, which restricts what backward may do; here it means False."""
+    warnings.warn(f"torch.utils.checkpoint{name}: the use_reentrant parameter should be passed explicitly. tfg takes a missing one for "
+                  "False.", stacklevel=stacklevel + 1)
 
 
 def check_determinism_word(word):
