@@ -110,8 +110,8 @@ class _First:
     def __call__(self, *args, **kwargs):
         with self.context:
             return self.function(*args, **kwargs)
-        raise RuntimeError("checkpoint: the forward context provided by context_fn suppressed an exception raised during the checkpointed "
-                           "forward. There is no value to return then.")
+        raise RuntimeError("torch.utils.checkpoint: the forward context provided by context_fn suppressed an exception raised during the "
+                           "checkpointed forward. There is no value to return then.")
 
 
 class _Again:

@@ -17,20 +17,18 @@ namespace {
 PyObject *stop_class = nullptr; // an Exception: `except Exception` and always-called module hooks see the end of a second run
 PyObject *identity = nullptr;   // unpack for what a second run saves itself
 
-// What the pack functions are bound to.
-struct FrameObject {
+// The pack hook of a run: a callable. From torch 2.14 selective contexts look below a checkpoint's own hooks for the user's; that asks
+// for two attributes, `_checkpoint_internal` and, while the hook is on the stack, `_user_hooks`: the pair below it.
+struct PackHook {
     PyObject_HEAD
+    vectorcallfunc call;
     std::shared_ptr<Frame> frame;
-};
-struct PassObject {
-    PyObject_HEAD
-    std::shared_ptr<Frame> frame;
-    std::shared_ptr<Pass> pass;
+    std::shared_ptr<Pass> pass; // null in the first run
+    PyObject *pack_below, *unpack_below;
 };
 
 PyTypeObject holder_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
-PyTypeObject frame_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
-PyTypeObject pass_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+PyTypeObject pack_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 
 template <typename Object> Object *make(PyTypeObject &type) {
     auto *object = reinterpret_cast<Object *>(type.tp_alloc(&type, 0));
@@ -47,49 +45,55 @@ void holder_dealloc(PyObject *object) {
     free_object(object);
 }
 
-void frame_dealloc(PyObject *object) {
-    reinterpret_cast<FrameObject *>(object)->frame.~shared_ptr();
-    free_object(object);
-}
-
-void pass_dealloc(PyObject *object) {
-    auto *self = reinterpret_cast<PassObject *>(object);
+void pack_dealloc(PyObject *object) {
+    auto *self = reinterpret_cast<PackHook *>(object);
     self->frame.~shared_ptr();
     self->pass.~shared_ptr();
+    Py_XDECREF(self->pack_below);
+    Py_XDECREF(self->unpack_below);
     free_object(object);
 }
 
 // ----------------------------------------------------------------------------------------------------------------- the hooks
+PyObject *call_pack(PyObject *self, PyObject *const *given, size_t n_given, PyObject *names);
+
 // A pair of hooks on top while it lives; what was pushed and forgotten above it goes with it.
 class HooksOnTop {
   public:
-    HooksOnTop(const py::object &pack, PyObject *unpack) {
+    HooksOnTop(const std::shared_ptr<Frame> &frame, const std::shared_ptr<Pass> &pass, PyObject *unpack) : hook_(make<PackHook>(pack_type)) {
+        new (&hook_->frame) std::shared_ptr<Frame>(frame);
+        new (&hook_->pass) std::shared_ptr<Pass>(pass);
+        hook_->call = &call_pack;
+        owner_ = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject *>(hook_));
         at::SavedTensorDefaultHooks::lazy_initialize();
         depth_ = at::SavedTensorDefaultHooks::get_tls_state().stack.size();
-        Py_INCREF(pack.ptr());
-        Py_INCREF(unpack);
-        at::SavedTensorDefaultHooks::push_hooks(c10::SafePyObject(pack.ptr(), getPyInterpreter()),
-                                                c10::SafePyObject(unpack, getPyInterpreter()));
+        if (const auto below = at::SavedTensorDefaultHooks::get_hooks(true)) {
+            hook_->pack_below = py::handle(below->first.ptr(getPyInterpreter())).inc_ref().ptr();
+            hook_->unpack_below = py::handle(below->second.ptr(getPyInterpreter())).inc_ref().ptr();
+        }
+        at::SavedTensorDefaultHooks::push_hooks(c10::SafePyObject(owner_.inc_ref().ptr(), getPyInterpreter()),
+                                                c10::SafePyObject(py::handle(unpack).inc_ref().ptr(), getPyInterpreter()));
     }
     ~HooksOnTop() {
         while (at::SavedTensorDefaultHooks::get_tls_state().stack.size() > depth_) at::SavedTensorDefaultHooks::pop_hooks();
+        Py_CLEAR(hook_->pack_below);
+        Py_CLEAR(hook_->unpack_below);
     }
     HooksOnTop(const HooksOnTop &) = delete;
 
   private:
+    PackHook *hook_;
+    py::object owner_;
     size_t depth_ = 0;
 };
 
-PyObject *pack_first(PyObject *self, PyObject *variable) {
-    HANDLE_TH_ERRORS
-    const auto &frame = reinterpret_cast<FrameObject *>(self)->frame;
+PyObject *pack_first(const std::shared_ptr<Frame> &frame, PyObject *variable) {
     auto *holder = make<Holder>(holder_type);
     new (&holder->frame) std::shared_ptr<Frame>(frame);
     holder->position = SIZE_MAX;
     const py::object owned = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject *>(holder));
     frame->note_saved(holder, THPVariable_Unpack(variable));
     return owned.inc_ref().ptr();
-    END_HANDLE_TH_ERRORS
 }
 
 PyObject *stop(Pass &pass) {
@@ -98,10 +102,7 @@ PyObject *stop(Pass &pass) {
     return nullptr;
 }
 
-PyObject *pack_again(PyObject *self, PyObject *variable) {
-    HANDLE_TH_ERRORS
-    Frame &frame = *reinterpret_cast<PassObject *>(self)->frame;
-    Pass &pass = *reinterpret_cast<PassObject *>(self)->pass;
+PyObject *pack_again(Frame &frame, Pass &pass, PyObject *variable) {
     const at::Tensor &tensor = THPVariable_Unpack(variable);
     // Without its graph: that of the second run dies with the run. A tensor without one is served as the object that it is.
     const at::Tensor value = tensor.requires_grad() ? at::Tensor(tensor.tensor_data()) : tensor;
@@ -119,22 +120,33 @@ PyObject *pack_again(PyObject *self, PyObject *variable) {
         pass.places[position] = {value, frame.version_to_expect(pass, position, tensor)};
     if (frame.stops_early && pass.n_saved == frame.holders.size()) return stop(pass);
     return THPVariable_Wrap(value);
+}
+
+PyObject *call_pack(PyObject *self, PyObject *const *given, size_t n_given, PyObject *names) {
+    HANDLE_TH_ERRORS
+    TORCH_CHECK_TYPE(PyVectorcall_NARGS(n_given) == 1 && !names && THPVariable_Check(given[0]), "a pack hook takes one tensor");
+    auto *hook = reinterpret_cast<PackHook *>(self);
+    return hook->pass ? pack_again(*hook->frame, *hook->pass, given[0]) : pack_first(hook->frame, given[0]);
     END_HANDLE_TH_ERRORS
 }
 
-// ------------------------------------------------------------------------------------------------------------- the second run
-PyMethodDef pack_again_method = {"tfg_pack_again", &pack_again, METH_O, "collects what a second run saves"};
+PyObject *get_is_internal(PyObject *, void *) { Py_RETURN_TRUE; }
 
+PyObject *get_below(PyObject *self, void *) {
+    auto *hook = reinterpret_cast<PackHook *>(self);
+    if (!hook->pack_below) Py_RETURN_NONE;
+    return PyTuple_Pack(2, hook->pack_below, hook->unpack_below);
+}
+
+PyGetSetDef pack_attributes[] = {{"_checkpoint_internal", &get_is_internal, nullptr, nullptr, nullptr},
+                                 {"_user_hooks", &get_below, nullptr, nullptr, nullptr},
+                                 {nullptr, nullptr, nullptr, nullptr, nullptr}};
+
+// ------------------------------------------------------------------------------------------------------------- the second run
 // One run under hooks; false with Python's error set. Once `pass` is stopped, its end by the stop is as good as any.
 bool call_again(const std::shared_ptr<Frame> &frame, const std::shared_ptr<Pass> &pass) {
     const py::tuple arguments = frame->call.unpacked();
-    auto *bound = make<PassObject>(pass_type);
-    new (&bound->frame) std::shared_ptr<Frame>(frame);
-    new (&bound->pass) std::shared_ptr<Pass>(pass);
-    const py::object owner = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject *>(bound));
-    const py::object pack = py::reinterpret_steal<py::object>(PyCFunction_New(&pack_again_method, owner.ptr()));
-    if (!pack) return false;
-    const HooksOnTop hooks(pack, identity);
+    const HooksOnTop hooks(frame, pass, identity);
     PyObject *result = frame->call.again(arguments);
     if (!result && pass->is_stopped && PyErr_ExceptionMatches(stop_class)) {
         PyErr_Clear();
@@ -231,18 +243,12 @@ PyObject *same(PyObject *, PyObject *object) {
 }
 
 // --------------------------------------------------------------------------------------------------------------- the first run
-PyMethodDef pack_first_method = {"tfg_pack_first", &pack_first, METH_O, "a holder in place of a saved tensor"};
 PyMethodDef unpack_method = {"tfg_unpack_holder", &unpack, METH_O, "the saved tensor, from a second run of the function"};
 PyMethodDef identity_method = {"tfg_same", &same, METH_O, "what it is given"};
 PyObject *unpack_function = nullptr;
 
 PyObject *run_first(const std::shared_ptr<Frame> &frame, PyObject *function, PyObject *arguments, PyObject *keywords) {
-    auto *bound = make<FrameObject>(frame_type);
-    new (&bound->frame) std::shared_ptr<Frame>(frame);
-    const py::object owner = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject *>(bound));
-    const py::object pack = py::reinterpret_steal<py::object>(PyCFunction_New(&pack_first_method, owner.ptr()));
-    if (!pack) return nullptr;
-    const HooksOnTop hooks(pack, unpack_function);
+    const HooksOnTop hooks(frame, nullptr, unpack_function);
     const WithoutDynamo without_dynamo;
     PyObject *result = PyObject_Call(function, arguments, keywords);
     frame->is_forward_done = result != nullptr;
@@ -295,10 +301,10 @@ PyMethodDef is_elsewhere_method = {"is_elsewhere", static_cast<PyCFunction>(&is_
 PyMethodDef rerun_method = {"rerun", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&rerun)), METH_FASTCALL,
                             "rerun(flags, function, again, on_error, arguments, keywords): a call whose function runs again in backward"};
 
-void ready(PyTypeObject &type, const char *name, Py_ssize_t size_bytes, destructor dealloc) {
+void ready(PyTypeObject &type, const char *name, Py_ssize_t size_bytes, unsigned long flags, destructor dealloc) {
     type.tp_name = name;
     type.tp_basicsize = size_bytes;
-    type.tp_flags = Py_TPFLAGS_DEFAULT;
+    type.tp_flags = Py_TPFLAGS_DEFAULT | flags;
     type.tp_dealloc = dealloc;
     if (PyType_Ready(&type) < 0) throw_python_error();
 }
@@ -306,9 +312,11 @@ void ready(PyTypeObject &type, const char *name, Py_ssize_t size_bytes, destruct
 } // namespace
 
 void install_rerun(PyObject *module) {
-    ready(holder_type, "tfg._C.Holder", sizeof(Holder), &holder_dealloc);
-    ready(frame_type, "tfg._C.RerunFrame", sizeof(FrameObject), &frame_dealloc);
-    ready(pass_type, "tfg._C.RerunPass", sizeof(PassObject), &pass_dealloc);
+    ready(holder_type, "tfg._C.Holder", sizeof(Holder), 0, &holder_dealloc);
+    pack_type.tp_vectorcall_offset = offsetof(PackHook, call);
+    pack_type.tp_call = &PyVectorcall_Call;
+    pack_type.tp_getset = pack_attributes;
+    ready(pack_type, "tfg._C.PackHook", sizeof(PackHook), Py_TPFLAGS_HAVE_VECTORCALL, &pack_dealloc);
     identity = PyCFunction_New(&identity_method, nullptr);
     unpack_function = PyCFunction_New(&unpack_method, nullptr);
     stop_class = PyErr_NewException("tfg._C.StopRerun", PyExc_Exception, nullptr);
