@@ -13,7 +13,7 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from ._engine import C
-from .engines import is_rerun
+from .engines import is_chosen, is_rerun
 from .rerun import check_determinism_word, reentrant, rerun, warn_of_unsaid_form
 from .selective import selection_of
 
@@ -47,7 +47,7 @@ def checkpoint(function=None, *args, use_reentrant=None, preserve_rng_state=True
         return _decorator(kwargs, use_reentrant=use_reentrant, preserve_rng_state=preserve_rng_state, context_fn=context_fn,
                           determinism_check=determinism_check, debug=debug, early_stop=early_stop,
                           respect_saved_tensors_hooks=respect_saved_tensors_hooks)
-    if use_reentrant or debug or context_fn is not None or determinism_check != "default" or is_rerun() or is_compiling():
+    if use_reentrant or debug or context_fn is not None or determinism_check != "default" or is_compiling() or is_rerun():
         return _special(function, args, kwargs, use_reentrant, preserve_rng_state, context_fn, determinism_check, debug, early_stop,
                         respect_saved_tensors_hooks)
     _check_callable(function)
@@ -67,15 +67,17 @@ def _special(function, args, kwargs, use_reentrant, preserve_rng_state, context_
     if use_reentrant:
         return reentrant(function, args, preserve_rng_state)
     if is_rerun() or (debug and is_custom):
-        if use_reentrant is None:
+        if use_reentrant is None and is_chosen():
             warn_of_unsaid_form("", stacklevel=3)
-        return rerun(function, args, kwargs, preserve_rng_state, context_fn, determinism_check, debug, early_stop)
+        return rerun(function, args, kwargs, preserve_rng_state, context_fn, determinism_check, debug, early_stop,
+                     respect_saved_tensors_hooks)
     check_determinism_word(determinism_check)
     if not is_custom:
         return C.run(C.BY_BUDGET, _key(function), function, args, kwargs)
     selection, contexts = selection_of(context_fn)
     if selection is None:
-        return rerun(function, args, kwargs, preserve_rng_state, lambda: contexts, determinism_check, debug, early_stop)
+        return rerun(function, args, kwargs, preserve_rng_state, lambda: contexts, determinism_check, debug, early_stop,
+                     respect_saved_tensors_hooks)
     return C.run(C.BY_BUDGET, _key(function), function, args, kwargs, selection)
 
 
@@ -125,7 +127,7 @@ def checkpoint_sequential(functions, segments, input, use_reentrant=None, **kwar
     preserve_rng_state = kwargs.pop("preserve_rng_state", True)
     if kwargs:
         raise ValueError("Unexpected keyword arguments: " + ",".join(kwargs))
-    if use_reentrant is None and is_rerun():
+    if use_reentrant is None and not is_compiling() and is_chosen():
         warn_of_unsaid_form(".checkpoint_sequential", stacklevel=2)
         use_reentrant = False
     functions = list(functions.children()) if isinstance(functions, nn.Sequential) else functions

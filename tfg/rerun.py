@@ -20,12 +20,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ._engine import C
 from .rerun_devices import DeviceStates, is_needed
 from .rerun_log import OperatorLogs
+from .selective import is_selective
 
 DETERMINISM_CHECKS = ("default", "none")
 
 
-def rerun(function, args, kwargs, preserve_rng_state, context_fn, determinism_check, debug, early_stop):
-    """function(*args, **kwargs), run again in backward. ValueError for debug beside a context_fn and for another determinism_check."""
+def rerun(function, args, kwargs, preserve_rng_state, context_fn, determinism_check, debug, early_stop, respect_saved_tensors_hooks):
+    """function(*args, **kwargs), run again in backward. ValueError for debug beside a context_fn, for another determinism_check, and
+    where respect_saved_tensors_hooks=True asks of this torch's selective contexts what they can not do."""
     debug = _or_else("_checkpoint_debug_enabled", debug)
     is_custom = context_fn is not None and context_fn is not stock.noop_context_fn
     if debug and is_custom:
@@ -38,7 +40,8 @@ def rerun(function, args, kwargs, preserve_rng_state, context_fn, determinism_ch
         flags |= C.EARLY_STOP
     if not is_custom and not debug and not _has_surroundings(args, kwargs):
         return C.rerun(flags, function, None, None, args, kwargs)
-    return _with_contexts(flags, function, args, kwargs, preserve_rng_state, context_fn if is_custom else None, debug)
+    return _with_contexts(flags, function, args, kwargs, preserve_rng_state, context_fn if is_custom else None, debug,
+                          respect_saved_tensors_hooks)
 
 
 def reentrant(function, args, preserve_rng_state):
@@ -80,9 +83,11 @@ def _has_surroundings(args, kwargs):
     return torch._C._len_torch_function_stack() > 0 or is_needed(args, kwargs)
 
 
-def _with_contexts(flags, function, args, kwargs, preserve_rng_state, context_fn, debug):
+def _with_contexts(flags, function, args, kwargs, preserve_rng_state, context_fn, debug, respect_saved_tensors_hooks):
     logs = OperatorLogs() if debug else None
     forward, recompute = logs.contexts() if debug else context_fn() if context_fn else (None, None)
+    if respect_saved_tensors_hooks is not None and is_selective(forward):
+        _tell_about_hooks(forward, respect_saved_tensors_hooks)
     if context_fn and _is_traced() and not (isinstance(forward, TorchDispatchMode) and isinstance(recompute, TorchDispatchMode)):
         raise AssertionError("In torch.compile mode, `context_fn` arg passed to checkpoint must generate a tuple of two "
                              "`TorchDispatchMode`s.")
@@ -95,6 +100,14 @@ def _with_contexts(flags, function, args, kwargs, preserve_rng_state, context_fn
     if states is not None:
         states.check_not_initialised_since()
     return result
+
+
+def _tell_about_hooks(context, respected):
+    """Selective contexts keep values outside the graph; from torch 2.14 they can pass them through the user's hooks."""
+    if respected and not hasattr(context, "respect_saved_tensors_hooks"):
+        raise ValueError("respect_saved_tensors_hooks=True: this torch's selective checkpointing contexts can not, where the function is "
+                         "called again; tfg.engine(\"replay\") always does")
+    context.respect_saved_tensors_hooks = respected
 
 
 def _is_traced():

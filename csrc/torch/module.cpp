@@ -92,7 +92,7 @@ PyObject *run(PyObject *, PyObject *const *given, Py_ssize_t n_given) {
     HANDLE_TH_ERRORS
     TORCH_CHECK_TYPE(n_given == 5 || n_given == 6, "run(tape, key, function, args, kwargs[, selection]) got ", n_given, " arguments");
     PyObject *function = given[2], *args = given[3], *kwargs = given[4], *policy = n_given == 6 ? given[5] : nullptr;
-    if (!is_enabled || !can_record()) return PyObject_Call(function, args, kwargs);
+    if (!is_enabled || !can_record() || is_rerun_hook_on_top()) return PyObject_Call(function, args, kwargs);
     const int64_t key = PyLong_AsLongLong(given[1]);
     if (key == -1 && PyErr_Occurred()) return nullptr;
     try {

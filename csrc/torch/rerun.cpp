@@ -197,22 +197,16 @@ PyObject *hand_out(const Holder &holder) {
     return THPVariable_Wrap(std::move(tensor));
 }
 
-// A CheckpointError is handed to the frame's `on_error`, which raises a fuller one.
+// A CheckpointError that is set is handed to the frame's `on_error`, which raises a fuller one.
 void explain(const Frame &frame) {
-    const py::object checkpoint_error = py::module_::import("torch.utils.checkpoint").attr("CheckpointError");
-    if (!frame.on_error || !PyErr_ExceptionMatches(checkpoint_error.ptr())) return;
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     PyErr_NormalizeException(&type, &value, &traceback);
     if (traceback) PyException_SetTraceback(value, traceback);
-    Py_XDECREF(PyObject_CallOneArg(frame.on_error.ptr(), value));
-    if (PyErr_Occurred()) {
-        Py_XDECREF(type);
-        Py_XDECREF(value);
-        Py_XDECREF(traceback);
-    } else {
-        PyErr_Restore(type, value, traceback);
-    }
+    const py::object owned_type = py::reinterpret_steal<py::object>(type), owned = py::reinterpret_steal<py::object>(value);
+    const py::object owned_traceback = py::reinterpret_steal<py::object>(traceback);
+    if (PyErr_GivenExceptionMatches(type, checkpoint_error_class().ptr())) Py_XDECREF(PyObject_CallOneArg(frame.on_error.ptr(), value));
+    if (!PyErr_Occurred()) PyErr_Restore(owned_type.inc_ref().ptr(), owned.inc_ref().ptr(), owned_traceback.inc_ref().ptr());
 }
 
 PyObject *unpack_unexplained(const Holder &holder) {
@@ -249,6 +243,7 @@ PyObject *unpack_function = nullptr;
 
 PyObject *run_first(const std::shared_ptr<Frame> &frame, PyObject *function, PyObject *arguments, PyObject *keywords) {
     const HooksOnTop hooks(frame, nullptr, unpack_function);
+    const WithEngine engine(frame->call.ambient.engine);
     const WithoutDynamo without_dynamo;
     PyObject *result = PyObject_Call(function, arguments, keywords);
     frame->is_forward_done = result != nullptr;
@@ -309,7 +304,31 @@ void ready(PyTypeObject &type, const char *name, Py_ssize_t size_bytes, unsigned
     if (PyType_Ready(&type) < 0) throw_python_error();
 }
 
+PyObject *engine(PyObject *, PyObject *) { return PyLong_FromLong(static_cast<long>(engine_here())); }
+
+template <void (*choose)(Engine)> PyObject *choose_by_number(PyObject *, PyObject *number) {
+    HANDLE_TH_ERRORS
+    const long wanted = PyLong_AsLong(number);
+    if (wanted == -1 && PyErr_Occurred()) return nullptr;
+    TORCH_CHECK_VALUE(wanted >= 0 && wanted <= static_cast<long>(Engine::INSIDE_RERUN), "no engine ", wanted);
+    choose(static_cast<Engine>(wanted));
+    Py_RETURN_NONE;
+    END_HANDLE_TH_ERRORS
+}
+
+PyMethodDef engine_methods[] = {
+    {"engine", &engine, METH_NOARGS, "the engine of this thread: REPLAY, RERUN, or INSIDE_RERUN, where it follows from a region around"},
+    {"choose_engine", &choose_by_number<&choose_engine>, METH_O, "for this thread"},
+    {"choose_default_engine", &choose_by_number<&choose_default_engine>, METH_O, "for threads that have not chosen"},
+    {nullptr, nullptr, 0, nullptr},
+};
+
 } // namespace
+
+bool is_rerun_hook_on_top() {
+    const auto &stack = at::SavedTensorDefaultHooks::get_tls_state().stack;
+    return !stack.empty() && Py_TYPE(stack.top().first.ptr(getPyInterpreter())) == &pack_type;
+}
 
 void install_rerun(PyObject *module) {
     ready(holder_type, "tfg._C.Holder", sizeof(Holder), 0, &holder_dealloc);
@@ -324,6 +343,10 @@ void install_rerun(PyObject *module) {
     PyModule_AddObject(module, "StopRerun", stop_class);
     PyModule_AddObject(module, "rerun", PyCFunction_New(&rerun_method, nullptr));
     PyModule_AddObject(module, "is_elsewhere", PyCFunction_New(&is_elsewhere_method, nullptr));
+    PyModule_AddFunctions(module, engine_methods);
+    PyModule_AddIntConstant(module, "REPLAY", static_cast<long>(Engine::REPLAY));
+    PyModule_AddIntConstant(module, "RERUN", static_cast<long>(Engine::RERUN));
+    PyModule_AddIntConstant(module, "INSIDE_RERUN", static_cast<long>(Engine::INSIDE_RERUN));
     PyModule_AddIntConstant(module, "PRESERVE_RNG", PRESERVE_RNG);
     PyModule_AddIntConstant(module, "CHECK_METADATA", CHECK_METADATA);
     PyModule_AddIntConstant(module, "EARLY_STOP", EARLY_STOP);

@@ -13,8 +13,11 @@
 
 namespace tfg {
 
-// Adds to the module: rerun(flags, function, again, on_error, arguments, keywords), is_elsewhere(arguments), StopRerun, and the
-// flags. Once, at import.
+// Is what autograd saves now put away by a rerun region? Then a tape would only hide it, in the first run and the second alike.
+bool is_rerun_hook_on_top();
+
+// Adds to the module: rerun(flags, function, again, on_error, arguments, keywords), is_elsewhere(arguments), the choice of an engine,
+// StopRerun, and the flags. Once, at import.
 void install_rerun(PyObject *module);
 
 } // namespace tfg

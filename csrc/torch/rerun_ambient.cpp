@@ -3,6 +3,8 @@
 
 #include <pybind11/pybind11.h>
 
+#include <atomic>
+
 namespace py = pybind11;
 
 namespace tfg {
@@ -10,6 +12,9 @@ namespace tfg {
 namespace {
 
 const auto &devices = at::autocast::_AUTOCAST_SUPPORTED_DEVICES;
+
+std::atomic<Engine> default_engine = Engine::REPLAY;
+thread_local std::optional<Engine> chosen;
 
 // The two functions of dynamo's frame evaluation, looked up once; null where this torch has none.
 struct FrameEvaluation {
@@ -51,12 +56,19 @@ void AutocastState::apply() const {
     at::autocast::set_autocast_cache_enabled(is_caching);
 }
 
-RerunAmbient::RerunAmbient(bool preserves_rng) : autocast(AutocastState::now()) {
+Engine engine_here() { return chosen.value_or(default_engine.load()); }
+
+void choose_engine(Engine engine) { chosen = engine; }
+
+void choose_default_engine(Engine engine) { default_engine = engine; }
+
+RerunAmbient::RerunAmbient(bool preserves_rng)
+    : autocast(AutocastState::now()), engine(engine_here()) {
     if (preserves_rng) rng = rng_state(at::detail::getDefaultCPUGenerator());
 }
 
 AsInForward::AsInForward(const RerunAmbient &ambient)
-    : own_(AutocastState::now()), grad_mode_(true), is_nested_(ambient.autocast.enabled != 0) {
+    : own_(AutocastState::now()), grad_mode_(true), engine_(ambient.engine), is_nested_(ambient.autocast.enabled != 0) {
     if (ambient.rng) generator_.emplace(*ambient.rng);
     if (!(own_ == ambient.autocast)) ambient.autocast.apply();
     if (is_nested_) at::autocast::increment_nesting();

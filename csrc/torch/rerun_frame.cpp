@@ -2,6 +2,8 @@
 #include "rerun_frame.h"
 
 #include <c10/core/AutogradState.h>
+#include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/Dtype.h>
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -63,7 +65,7 @@ std::string SavedMetadata::words() const {
         text << py::str(odd_shape).cast<std::string>();
     else
         text << c10::IntArrayRef(sizes);
-    text << ", dtype " << c10::toString(dtype) << ", device " << device;
+    text << ", dtype torch." << torch::getTHPDtype(dtype)->name << ", device " << device;
     return text.str();
 }
 
@@ -172,9 +174,10 @@ void Frame::check(const Pass &pass) const {
                                "the forward pass.\n" + words + tip);
 }
 
+py::object checkpoint_error_class() { return py::module_::import("torch.utils.checkpoint").attr("CheckpointError"); }
+
 void throw_checkpoint_error(const std::string &words) {
-    const auto error = py::module_::import("torch.utils.checkpoint").attr("CheckpointError");
-    PyErr_SetString(error.ptr(), words.c_str());
+    PyErr_SetString(checkpoint_error_class().ptr(), words.c_str());
     throw_python_error();
 }
 

@@ -93,7 +93,9 @@ struct Holder {
 struct Frame : std::enable_shared_from_this<Frame> {
     Frame(long flags, PyObject *function, PyObject *arguments, PyObject *keywords)
         : call(function, arguments, keywords, (flags & PRESERVE_RNG) != 0), checks_metadata((flags & CHECK_METADATA) != 0),
-          stops_early((flags & EARLY_STOP) != 0) {}
+          stops_early((flags & EARLY_STOP) != 0) {
+        if (call.ambient.engine == Engine::REPLAY) call.ambient.engine = Engine::INSIDE_RERUN;
+    }
 
     void note_saved(Holder *holder, const at::Tensor &tensor); // the next position; the holder is borrowed until it says it died
     void note_dead(size_t position);
@@ -114,6 +116,8 @@ struct Frame : std::enable_shared_from_this<Frame> {
     std::vector<SavedParameter> parameters;
     std::vector<std::shared_ptr<Pass>> passes;
 };
+
+pybind11::object checkpoint_error_class(); // torch.utils.checkpoint.CheckpointError
 
 // Sets torch.utils.checkpoint.CheckpointError with these words, and throws.
 [[noreturn]] void throw_checkpoint_error(const std::string &words);
