@@ -71,6 +71,13 @@ py::tuple Reentrant::run_again(variable_list &detached) const {
     return as_tuple(result);
 }
 
+// The C++ backward takes a gradient of any shape for a root, and expands it.
+void check_same(const torch::autograd::InputMetadata &first, const at::Tensor &again, size_t i) {
+    if (first.is_same_shape(again) && first.dtype().toScalarType() == again.scalar_type() && first.device() == again.device()) return;
+    throw_checkpoint_error("tfg.checkpoint: result " + std::to_string(i) + " has another shape, dtype or device than the first time when the "
+                           "function is called again: " + SavedMetadata(again).words());
+}
+
 variable_list Reentrant::apply(variable_list &&grads) {
     refuse();
     variable_list detached, outputs, output_grads;
@@ -84,6 +91,7 @@ variable_list Reentrant::apply(variable_list &&grads) {
             if (!THPVariable_Check(results[i].ptr())) continue;
             const at::Tensor &output = THPVariable_Unpack(results[i].ptr());
             if (!output.requires_grad()) continue;
+            check_same(input_metadata(i), output, i);
             outputs.push_back(output);
             output_grads.push_back(grads[i].defined() ? grads[i] : at::zeros_like(output));
         }
