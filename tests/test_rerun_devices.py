@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The random state of devices beside the CPU, under the rerun engine: with a device module of our own, since there may be no device."""
 
-import contextlib
-
 import pytest
 import torch
 from rerun_programs import tensor
@@ -15,22 +13,19 @@ class Cards:
     """A module like torch.cuda with two cards, whose generator is a counter."""
 
     def __init__(self, initialized=True):
-        self._initialized, self.counters, self.current = initialized, [100, 200], 0
+        self._initialized, self.counters = initialized, [100, 200]
 
     def device_count(self):
         return 2
 
-    @contextlib.contextmanager
     def device(self, index):
-        before, self.current = self.current, index
-        yield
-        self.current = before
+        raise AssertionError("makes a card the current one, which wakes it")
 
-    def get_rng_state(self):
-        return torch.tensor(self.counters[self.current])
+    def get_rng_state(self, index):
+        return torch.tensor(self.counters[index])
 
-    def set_rng_state(self, state):
-        self.counters[self.current] = int(state)
+    def set_rng_state(self, state, index):
+        self.counters[index] = int(state)
 
     def draw(self, index):
         self.counters[index] += 1
@@ -108,19 +103,22 @@ def test_cards_first_used_inside_a_region_are_an_error(cards, reentrant):
 
 def test_tensors_on_no_device_with_a_state_need_nothing():
     meta = torch.empty(2, device="meta")
-    assert rerun_devices.DeviceStates.of((meta, [tensor()]), {"x": meta}).states == []
+    assert _C.elsewhere((meta, [tensor()], {"a": meta})) == ()
     with tfg.engine("rerun"):
         assert tfg.checkpoint(torch.sin, meta.requires_grad_(), use_reentrant=False).device.type == "meta"
 
 
-def test_where_arguments_lie_is_seen_through_containers():
-    here, meta = tensor(), torch.empty(2, device="meta")
-    assert not _C.is_elsewhere((here, [here, {"a": (meta, 3)}], None, "text"))
-    own = []
-    own.append(own)
-    assert _C.is_elsewhere((own,))  # left to Python
-
-
-def test_it_is_the_argument_device_that_counts_without_an_accelerator(monkeypatch):
+def test_device_types_are_gathered_once_from_all_containers(monkeypatch):
+    asked = []
+    monkeypatch.setattr(rerun_devices.C, "elsewhere", lambda value: asked.append(value) or ("cards", "other"))
+    monkeypatch.setattr(rerun_devices, "_accelerator", lambda: "cards")
+    assert rerun_devices.types_of((1,), {"a": 2}) == ("cards", "other") and asked == [(1,), {"a": 2}]
     monkeypatch.setattr(rerun_devices, "_accelerator", lambda: None)
-    assert not rerun_devices.is_needed((tensor(), torch.empty(1, device="meta")), {"x": tensor()})
+    monkeypatch.setattr(rerun_devices.C, "elsewhere", lambda value: ())
+    assert rerun_devices.types_of((), {}) == ()
+
+
+def test_a_container_that_holds_itself_is_looked_through():
+    own = [tensor()]
+    own.append(own)
+    assert _C.elsewhere((own, {"own": own})) == ()

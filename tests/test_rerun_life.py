@@ -134,6 +134,17 @@ def test_a_group_that_is_over_frees_what_was_made_under_it():
     assert n_live_tensor_bytes() == base
 
 
+def test_what_a_pass_made_for_a_part_of_the_graph_dies_with_that_part():
+    x = tensor(1, 64, 64)
+    y, z = rerun(lambda t: (t.sin().exp().tanh(), t.cos().exp().tanh()), x)
+    y, z = y.sum(), z.sum()
+    with GraphExecGroup():
+        torch.autograd.grad(y, x, retain_graph=True)
+        held = n_live_tensor_bytes()
+        del z
+        assert held - n_live_tensor_bytes() >= 2 * x.nbytes
+
+
 @BOTH_FORMS
 def test_20000_regions_may_be_dropped_at_once(call):
     y = tensor()
@@ -298,13 +309,19 @@ def test_the_engine_of_the_forward_serves_the_backward():
 def test_a_tape_inside_a_rerun_region_hides_nothing_from_it():
     f = Counted()
 
+    def watched(t):
+        taped.append(_C.in_region())
+        return f(t)
+
     def outer(t):
         with tfg.engine("replay"):
-            return tfg.checkpoint(f, tfg.checkpoint(f, t).sin()).tanh()
+            return tfg.checkpoint(watched, tfg.checkpoint(watched, t).sin()).tanh()
+    taped = []
     for _ in range(3):  # at first sight and after
         x, twin = tensor(), tensor()
         wanted = torch.autograd.grad(f(f(twin).sin()).tanh().sum(), (twin, f.weight))
         assert not differences(torch.autograd.grad(rerun(outer, x).sum(), (x, f.weight)), wanted)
+    assert taped and not any(taped)
 
 
 def test_engines_have_numbers():

@@ -34,8 +34,8 @@ def choose_engine(number):
 choose_default_engine = choose_engine
 
 
-def is_elsewhere(args):
-    return False
+def elsewhere(args):
+    return ()
 
 
 def new_key(label):

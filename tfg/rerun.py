@@ -18,7 +18,7 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ._engine import C
-from .rerun_devices import DeviceStates, is_needed
+from .rerun_devices import DeviceStates, types_of
 from .rerun_log import OperatorLogs
 from .selective import is_selective
 
@@ -38,10 +38,10 @@ def rerun(function, args, kwargs, preserve_rng_state, context_fn, determinism_ch
         flags |= C.PRESERVE_RNG
     if _or_else("_enable_checkpoint_early_stop", early_stop):
         flags |= C.EARLY_STOP
-    if not is_custom and not debug and not _has_surroundings(args, kwargs):
+    states = _states(args, kwargs) if preserve_rng_state else None
+    if not is_custom and not debug and states is None and not _has_modes():
         return C.rerun(flags, function, None, None, args, kwargs)
-    return _with_contexts(flags, function, args, kwargs, preserve_rng_state, context_fn if is_custom else None, debug,
-                          respect_saved_tensors_hooks)
+    return _with_contexts(flags, function, args, kwargs, states, context_fn if is_custom else None, debug, respect_saved_tensors_hooks)
 
 
 def reentrant(function, args, preserve_rng_state):
@@ -52,9 +52,9 @@ def reentrant(function, args, preserve_rng_state):
     if not any(argument.requires_grad for argument in args if isinstance(argument, torch.Tensor)):
         warnings.warn("None of the inputs have requires_grad=True. Gradients will be None", stacklevel=4)
     flags = C.PRESERVE_RNG if preserve_rng_state else 0
-    if not _has_surroundings(args, {}):
+    states = _states(args, {}) if preserve_rng_state else None
+    if states is None and not _has_modes():
         return C.rerun_reentrant(flags, function, None, args)
-    states = DeviceStates.of(args, {}) if preserve_rng_state else None
     result = C.rerun_reentrant(flags, function, _Again(function, [], states), args)
     if states is not None:
         states.check_not_initialised_since()
@@ -78,12 +78,17 @@ def _or_else(name, given):
     return given if chosen is None else chosen
 
 
-def _has_surroundings(args, kwargs):
-    """Whether a second run needs more than the binary puts back by itself."""
-    return torch._C._len_torch_function_stack() > 0 or is_needed(args, kwargs)
+def _states(args, kwargs):
+    """The random states that the binary does not put back by itself, or None."""
+    types = types_of(args, kwargs)
+    return DeviceStates(types) if types else None
 
 
-def _with_contexts(flags, function, args, kwargs, preserve_rng_state, context_fn, debug, respect_saved_tensors_hooks):
+def _has_modes():
+    return torch._C._len_torch_function_stack() > 0
+
+
+def _with_contexts(flags, function, args, kwargs, states, context_fn, debug, respect_saved_tensors_hooks):
     logs = OperatorLogs() if debug else None
     forward, recompute = logs.contexts() if debug else context_fn() if context_fn else (None, None)
     if respect_saved_tensors_hooks is not None and is_selective(forward):
@@ -93,7 +98,6 @@ def _with_contexts(flags, function, args, kwargs, preserve_rng_state, context_fn
                              "`TorchDispatchMode`s.")
     if not torch.is_grad_enabled():
         return function(*args, **kwargs)
-    states = DeviceStates.of(args, kwargs) if preserve_rng_state else None
     again = _Again(function, [] if recompute is None else [recompute], states)
     first = function if forward is None else _First(function, forward)
     result = C.rerun(flags, first, again, logs.explain if debug else None, args, kwargs)

@@ -10,11 +10,8 @@ import contextlib
 import functools
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from ._engine import C
-
-_WITHOUT_STATE = ("cpu", "meta")
 
 
 @functools.cache
@@ -24,9 +21,11 @@ def _accelerator():
     return None if found is None else found.type
 
 
-def is_needed(args, kwargs):
-    """Whether there could be a generator besides the CPU's: an accelerator, or an argument elsewhere."""
-    return _accelerator() is not None or C.is_elsewhere(args) or C.is_elsewhere(kwargs)
+def types_of(args, kwargs):
+    """The device types beside the CPU that a call may draw from: the accelerator's, and those its arguments lie on."""
+    accelerator = _accelerator()
+    found = (accelerator,) if accelerator is not None else ()
+    return found + tuple(name for name in dict.fromkeys(C.elsewhere(args) + C.elsewhere(kwargs)) if name not in found)
 
 
 def _initialised(device_type):
@@ -36,28 +35,20 @@ def _initialised(device_type):
 
 
 def _each_state(types):
-    """(type, index, state) of every device of these types that is in use."""
+    """(type, index, state) of every device of these types that is in use. No device is made the current one: that would wake it."""
     for device_type in types:
         module = _initialised(device_type)
         for index in range(module.device_count()) if module else ():
-            with module.device(index):
-                yield device_type, index, module.get_rng_state()
+            yield device_type, index, module.get_rng_state(index)
 
 
 def _put_back(states):
     for device_type, index, state in states:
-        module = _initialised(device_type)
-        with module.device(index):
-            module.set_rng_state(state)
+        _initialised(device_type).set_rng_state(state, index)
 
 
 class DeviceStates:
-    """The states of all devices that a call may draw from, as they were when this was made."""
-
-    @classmethod
-    def of(cls, args, kwargs):
-        types = {leaf.device.type for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
-        return cls(sorted((types | {_accelerator()}) - {None, *_WITHOUT_STATE}))
+    """The states of all devices of these types, as they were when this was made."""
 
     def __init__(self, types):
         self.types, self.states = types, list(_each_state(types))

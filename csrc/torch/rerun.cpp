@@ -264,35 +264,34 @@ PyObject *rerun(PyObject *, PyObject *const *given, Py_ssize_t n_given) {
     END_HANDLE_TH_ERRORS
 }
 
-// is_elsewhere(arguments): does a tensor lie on another device than the CPU? Looks into tuples, lists and dicts.
+// elsewhere(arguments): the types of the devices other than the CPU that tensors in it lie on, as a tuple of names. Looks into tuples,
+// lists and dicts, not deeper than `most_levels`: one may hold itself.
 constexpr int most_levels = 16;
 
-bool is_elsewhere(PyObject *value, int level) {
+void note_devices(PyObject *value, int level, std::vector<c10::DeviceType> &found) {
     if (THPVariable_Check(value)) {
         const auto type = THPVariable_Unpack(value).device().type();
-        return type != c10::DeviceType::CPU && type != c10::DeviceType::Meta;
-    }
-    if (!PyTuple_Check(value) && !PyList_Check(value) && !PyDict_Check(value)) return false;
-    if (level == most_levels) return true; // one that holds itself, maybe: let Python look
-    if (PyDict_Check(value)) {
+        if (type != c10::DeviceType::CPU && type != c10::DeviceType::Meta && std::find(found.begin(), found.end(), type) == found.end())
+            found.push_back(type);
+    } else if (level < most_levels && PyDict_Check(value)) {
         PyObject *key, *item;
-        for (Py_ssize_t at = 0; PyDict_Next(value, &at, &key, &item);)
-            if (is_elsewhere(item, level + 1)) return true;
-        return false;
+        for (Py_ssize_t at = 0; PyDict_Next(value, &at, &key, &item);) note_devices(item, level + 1, found);
+    } else if (level < most_levels && (PyTuple_Check(value) || PyList_Check(value))) {
+        for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); ++i) note_devices(PySequence_Fast_GET_ITEM(value, i), level + 1, found);
     }
-    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); ++i)
-        if (is_elsewhere(PySequence_Fast_GET_ITEM(value, i), level + 1)) return true;
-    return false;
 }
 
-PyObject *is_elsewhere(PyObject *, PyObject *value) {
+PyObject *elsewhere(PyObject *, PyObject *value) {
     HANDLE_TH_ERRORS
-    return PyBool_FromLong(is_elsewhere(value, 0));
+    std::vector<c10::DeviceType> found;
+    note_devices(value, 0, found);
+    py::tuple names(found.size());
+    for (size_t i = 0; i < found.size(); ++i) names[i] = c10::DeviceTypeName(found[i], /*lower_case=*/true);
+    return names.release().ptr();
     END_HANDLE_TH_ERRORS
 }
 
-PyMethodDef is_elsewhere_method = {"is_elsewhere", static_cast<PyCFunction>(&is_elsewhere), METH_O,
-                                   "is_elsewhere(arguments): does a tensor among them lie on another device than the CPU?"};
+PyMethodDef elsewhere_method = {"elsewhere", &elsewhere, METH_O, "elsewhere(arguments): types of devices, not the CPU, that tensors in it are on"};
 PyMethodDef rerun_method = {"rerun", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&rerun)), METH_FASTCALL,
                             "rerun(flags, function, again, on_error, arguments, keywords): a call whose function runs again in backward"};
 
@@ -342,7 +341,7 @@ void install_rerun(PyObject *module) {
     Py_INCREF(stop_class);
     PyModule_AddObject(module, "StopRerun", stop_class);
     PyModule_AddObject(module, "rerun", PyCFunction_New(&rerun_method, nullptr));
-    PyModule_AddObject(module, "is_elsewhere", PyCFunction_New(&is_elsewhere_method, nullptr));
+    PyModule_AddObject(module, "elsewhere", PyCFunction_New(&elsewhere_method, nullptr));
     PyModule_AddFunctions(module, engine_methods);
     PyModule_AddIntConstant(module, "REPLAY", static_cast<long>(Engine::REPLAY));
     PyModule_AddIntConstant(module, "RERUN", static_cast<long>(Engine::RERUN));

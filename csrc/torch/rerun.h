@@ -16,7 +16,7 @@ namespace tfg {
 // Is what autograd saves now put away by a rerun region? Then a tape would only hide it, in the first run and the second alike.
 bool is_rerun_hook_on_top();
 
-// Adds to the module: rerun(flags, function, again, on_error, arguments, keywords), is_elsewhere(arguments), the choice of an engine,
+// Adds to the module: rerun(flags, function, again, on_error, arguments, keywords), elsewhere(arguments), the choice of an engine,
 // StopRerun, and the flags. Once, at import.
 void install_rerun(PyObject *module);
 
