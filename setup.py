@@ -49,6 +49,11 @@ TORCH_SOURCES = [
         "make_up",
         "peak",
         "policy",
+        "rerun",
+        "rerun_ambient",
+        "rerun_call",
+        "rerun_frame",
+        "rerun_reentrant",
         "stats",
     )
 ]

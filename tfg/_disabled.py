@@ -7,10 +7,35 @@ class Error(RuntimeError):
 
 
 BY_BUDGET, LET_GO, TRUST_PARAMETERS, KEEP = 0, 1, 2, 4
+REPLAY, RERUN, INSIDE_RERUN = 0, 1, 2
+PRESERVE_RNG, CHECK_METADATA, EARLY_STOP = 1, 2, 4
 
 
 def run(tape, key, function, args, kwargs, selection=None):
     return function(*args, **kwargs)
+
+
+def rerun(flags, function, again, on_error, args, kwargs):
+    return function(*args, **kwargs)
+
+
+def rerun_reentrant(flags, function, again, args):
+    return function(*args)
+
+
+def engine():
+    return REPLAY
+
+
+def choose_engine(number):
+    pass
+
+
+choose_default_engine = choose_engine
+
+
+def elsewhere(args):
+    return ()
 
 
 def new_key(label):

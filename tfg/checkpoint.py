@@ -13,7 +13,8 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from ._engine import C
-from .engines import is_rerun
+from .engines import is_chosen, is_rerun
+from .rerun import check_determinism_word, reentrant, rerun, warn_of_unsaid_form
 from .selective import selection_of
 
 _site_keys = {}  # id(code or type) -> (key, the object itself: held, so that its id is not used again)
@@ -29,7 +30,8 @@ def checkpoint(function=None, *args, use_reentrant=None, preserve_rng_state=True
     (tfg.set_budget) nothing is let go before the device is full. Without `function` and arguments a decorator is returned. The
     stock's keywords are reserved, all others go to `function`:
 
-    use_reentrant                None and False are the same and warn of nothing; True is the stock's reentrant function
+    use_reentrant                None and False are the same, and only the rerun engine warns of a missing one; True is the reentrant
+                                 form: one node, the function runs again inside backward (ValueError and RuntimeError as the stock's)
     preserve_rng_state           holds by construction, whatever is given
     context_fn                   functools.partial(create_selective_checkpoint_contexts, policy): the tape asks the policy which
                                  results to keep. Anything else: the function is run again (see tfg.engine)
@@ -45,7 +47,7 @@ def checkpoint(function=None, *args, use_reentrant=None, preserve_rng_state=True
         return _decorator(kwargs, use_reentrant=use_reentrant, preserve_rng_state=preserve_rng_state, context_fn=context_fn,
                           determinism_check=determinism_check, debug=debug, early_stop=early_stop,
                           respect_saved_tensors_hooks=respect_saved_tensors_hooks)
-    if use_reentrant or debug or context_fn is not None or determinism_check != "default" or is_rerun() or is_compiling():
+    if use_reentrant or debug or context_fn is not None or determinism_check != "default" or is_compiling() or is_rerun():
         return _special(function, args, kwargs, use_reentrant, preserve_rng_state, context_fn, determinism_check, debug, early_stop,
                         respect_saved_tensors_hooks)
     _check_callable(function)
@@ -55,23 +57,45 @@ def checkpoint(function=None, *args, use_reentrant=None, preserve_rng_state=True
 def _special(function, args, kwargs, use_reentrant, preserve_rng_state, context_fn, determinism_check, debug, early_stop,
              respect_saved_tensors_hooks):
     """All but the usual call."""
-    keywords = {"use_reentrant": bool(use_reentrant), "preserve_rng_state": preserve_rng_state}
-    given = {"context_fn": (context_fn, None), "determinism_check": (determinism_check, "default"), "debug": (debug, False),
-             "early_stop": (early_stop, True), "respect_saved_tensors_hooks": (respect_saved_tensors_hooks, None)}
-    keywords |= {name: value for name, (value, default) in given.items() if value is not default and value != default}
     is_custom = context_fn is not None and context_fn is not stock.noop_context_fn
-    if is_compiling() or use_reentrant or is_rerun() or (debug and is_custom):
-        return _stock_checkpoint(function, *args, **keywords, **kwargs)
-    if determinism_check not in ("default", "none"):
-        raise ValueError(f"determinism_check should be one of ['default', 'none'], but got {determinism_check}")
+    if is_compiling():
+        return _compiled(function, args, kwargs, use_reentrant, preserve_rng_state, context_fn, determinism_check, debug, early_stop,
+                         respect_saved_tensors_hooks)
+    if use_reentrant:
+        _check_reentrant(kwargs, is_custom or debug or respect_saved_tensors_hooks is not None)
     _check_callable(function)
+    if use_reentrant:
+        return reentrant(function, args, preserve_rng_state)
+    if is_rerun() or (debug and is_custom):
+        if use_reentrant is None and is_chosen():
+            warn_of_unsaid_form("", stacklevel=3)
+        return rerun(function, args, kwargs, preserve_rng_state, context_fn, determinism_check, debug, early_stop,
+                     respect_saved_tensors_hooks)
+    check_determinism_word(determinism_check)
     if not is_custom:
         return C.run(C.BY_BUDGET, _key(function), function, args, kwargs)
     selection, contexts = selection_of(context_fn)
     if selection is None:
-        keywords["context_fn"] = lambda: contexts
-        return _stock_checkpoint(function, *args, **keywords, **kwargs)
+        return rerun(function, args, kwargs, preserve_rng_state, lambda: contexts, determinism_check, debug, early_stop,
+                     respect_saved_tensors_hooks)
     return C.run(C.BY_BUDGET, _key(function), function, args, kwargs, selection)
+
+
+def _compiled(function, args, kwargs, use_reentrant, preserve_rng_state, context_fn, determinism_check, debug, early_stop,
+              respect_saved_tensors_hooks):
+    """The stock function, which the compiler knows, with the keywords that were given: this torch's may not have them all."""
+    keywords = {"use_reentrant": bool(use_reentrant), "preserve_rng_state": preserve_rng_state}
+    given = {"context_fn": (context_fn, None), "determinism_check": (determinism_check, "default"), "debug": (debug, False),
+             "early_stop": (early_stop, True), "respect_saved_tensors_hooks": (respect_saved_tensors_hooks, None)}
+    keywords |= {name: value for name, (value, default) in given.items() if value is not default and value != default}
+    return _stock_checkpoint(function, *args, **keywords, **kwargs)
+
+
+def _check_reentrant(strays, has_others):
+    if strays:
+        raise ValueError("Unexpected keyword arguments: " + ",".join(strays))
+    if has_others:
+        raise ValueError("Passing `context_fn` or `debug` is only supported when use_reentrant=False. So is `respect_saved_tensors_hooks`.")
 
 
 def _check_callable(function):
@@ -103,6 +127,9 @@ def checkpoint_sequential(functions, segments, input, use_reentrant=None, **kwar
     preserve_rng_state = kwargs.pop("preserve_rng_state", True)
     if kwargs:
         raise ValueError("Unexpected keyword arguments: " + ",".join(kwargs))
+    if use_reentrant is None and not is_compiling() and is_chosen():
+        warn_of_unsaid_form(".checkpoint_sequential", stacklevel=2)
+        use_reentrant = False
     functions = list(functions.children()) if isinstance(functions, nn.Sequential) else functions
     length = len(functions) // segments
     if length == 0:  # the end of the line is what the stock says

@@ -2,8 +2,8 @@
 """engines: which of the two ways a checkpointed function takes.
 
     replay   the function runs once; backward replays operators from the tape. The default
-    rerun    the function is called again in backward: the stock's own code, for what relies on that (a custom context_fn, tests
-             that count calls), with all of its meanings and errors
+    rerun    the function is called again in backward, as the stock does, for what relies on that (a custom context_fn, tests that
+             count calls), with the stock's meanings and errors (rerun.py)
 
 Chosen by `with tfg.engine("rerun"):` for this thread, by TFG_ENGINE for the process, and by itself where only rerun can do what was
 asked: use_reentrant=True, and a context_fn that is not selective checkpointing.
@@ -11,35 +11,39 @@ asked: use_reentrant=True, and a context_fn that is not selective checkpointing.
 
 import contextlib
 import os
-import threading
 
-ENGINES = ("replay", "rerun")
+from ._engine import C
+
+ENGINES = {"replay": C.REPLAY, "rerun": C.RERUN}
 
 
-def _check(name, source):
+def _number_of(name, source):
     if name not in ENGINES:
         raise ValueError(f"{source}: 'replay' or 'rerun', not {name!r}")
-    return name
+    return ENGINES[name]
 
 
-class _Chosen(threading.local):
-    name = _check(os.environ.get("TFG_ENGINE") or "replay", "TFG_ENGINE")
-
-
-_chosen = _Chosen()
+C.choose_default_engine(_number_of(os.environ.get("TFG_ENGINE") or "replay", "TFG_ENGINE"))
 
 
 @contextlib.contextmanager
 def engine(name):
     """Let tfg.checkpoint use this engine inside the `with`, in this thread: "replay" or "rerun". The one that was chosen when a
-    function ran also serves its backward. ValueError for another name."""
-    before, _chosen.name = _chosen.name, _check(name, "engine")
+    function ran also serves its backward, and what a function that is called again calls itself is called again too. ValueError for
+    another name."""
+    before, chosen = C.engine(), _number_of(name, "engine")
+    C.choose_engine(chosen)
     try:
         yield
     finally:
-        _chosen.name = before
+        C.choose_engine(before)
 
 
 def is_rerun():
-    """Whether this thread has chosen the function to be called again."""
-    return _chosen.name == "rerun"
+    """Whether functions are called again in this thread: by choice, or inside one that is."""
+    return C.engine() != C.REPLAY
+
+
+def is_chosen():
+    """Whether rerun was chosen, so that its warnings are wanted."""
+    return C.engine() == C.RERUN

@@ -6,7 +6,7 @@ region is taped, and keeps what it names on the tape: nothing is looked up by ca
 Views are not recorded, so the policy is not asked for them.
 
     context_fn() ── the two modes of create_selective_checkpoint_contexts(policy) ──> policy
-                 ── anything else ──> None: the function is run again, by the stock (engines.py)
+                 ── anything else ──> None: the function is run again (rerun.py)
 """
 
 import torch.utils.checkpoint as stock
@@ -25,9 +25,14 @@ def selection_of(context_fn):
     """
     contexts = context_fn()  # the stock looks at the policy, and makes a function of a list
     first = contexts[0] if isinstance(contexts, tuple) and len(contexts) == 2 else None
-    if _caching_mode is not None and type(first) is _caching_mode:
+    if is_selective(first):
         return _selection(first.policy_fn), None
     return None, contexts
+
+
+def is_selective(context):
+    """Whether this is the forward half of what create_selective_checkpoint_contexts makes."""
+    return _caching_mode is not None and type(context) is _caching_mode
 
 
 def _selection(policy_fn):

@@ -12,6 +12,8 @@
 #include "make_up.h"
 #include "peak.h"
 #include "recorder.h"
+#include "rerun.h"
+#include "rerun_reentrant.h"
 
 namespace py = pybind11;
 
@@ -90,7 +92,7 @@ PyObject *run(PyObject *, PyObject *const *given, Py_ssize_t n_given) {
     HANDLE_TH_ERRORS
     TORCH_CHECK_TYPE(n_given == 5 || n_given == 6, "run(tape, key, function, args, kwargs[, selection]) got ", n_given, " arguments");
     PyObject *function = given[2], *args = given[3], *kwargs = given[4], *policy = n_given == 6 ? given[5] : nullptr;
-    if (!is_enabled || !can_record()) return PyObject_Call(function, args, kwargs);
+    if (!is_enabled || !can_record() || is_rerun_hook_on_top()) return PyObject_Call(function, args, kwargs);
     const int64_t key = PyLong_AsLongLong(given[1]);
     if (key == -1 && PyErr_Occurred()) return nullptr;
     try {
@@ -239,6 +241,8 @@ PYBIND11_MODULE(_C, m) {
     parameter = py::object(py::module_::import("torch.nn.parameter").attr("Parameter")).release().ptr();
     install_recorder();
     install_handles();
+    install_rerun(m.ptr());
+    install_rerun_reentrant(m.ptr());
     PyObject *run_function = PyCFunction_New(&run_method, nullptr);
     m.add_object("run", py::reinterpret_steal<py::object>(run_function));
     m.def("new_key", &new_key);
