@@ -20,7 +20,7 @@ from tfg import takeover
 from tfg.subclass import state_of
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-pytestmark = [pytest.mark.filterwarnings("ignore::FutureWarning"), pytest.mark.usefixtures("one_thread")]
+pytestmark = [pytest.mark.filterwarnings("ignore::FutureWarning"), pytest.mark.usefixtures("one_thread", "no_budget_left")]
 
 from transformers import modeling_layers, modeling_utils  # noqa: E402
 
@@ -43,12 +43,6 @@ def t5():
     torch.manual_seed(0)
     config = transformers.T5Config(vocab_size=61, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, decoder_start_token_id=0)
     return transformers.T5ForConditionalGeneration(config).train()
-
-
-@pytest.fixture(autouse=True)
-def no_budget_left():
-    yield
-    tfg.set_budget(None)
 
 
 def ids(seed=0):

@@ -9,7 +9,7 @@
 """
 
 from . import budget as budgets
-from . import takeover
+from . import neighbours, takeover
 from ._engine import is_disabled, log
 from .blocks import find_stacks, n_blocks
 from .interval import check_count
@@ -45,7 +45,7 @@ def wrap(model, *, budget=None, interval=None, every_n_layers=None, blocks=None,
     if is_disabled:
         return model
     stacks = find_stacks(model, blocks)
-    takeover.check(model)
+    neighbours.check(model)
     if isinstance(dial, int):
         dial = _clamp(policy, dial, stacks)
     is_implied = budget is None and (policy == "budget" or dial == DYNAMIC)
