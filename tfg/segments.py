@@ -18,7 +18,7 @@ import threading
 
 from torch import Tensor, is_grad_enabled
 
-from . import budget
+from . import budget, neighbours
 from ._engine import C
 
 DYNAMIC = "dynamic"
@@ -106,7 +106,7 @@ class BlockState:
         """
         if self.order == 0:
             budget.notice()
-        if self.is_off:
+        if self.is_off or neighbours.is_inside_stock(self.name):
             return function(*args, **kwargs)
         trust = C.TRUST_PARAMETERS if "_is_fsdp_managed_module" in block.__dict__ else 0
         if self.policy == "budget":
