@@ -17,6 +17,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 CASES = {}
+IS_THOROUGH = "thorough" in sys.argv[4:]  # in a program: all combinations, not a few of them
 
 
 def case(function):
@@ -24,10 +25,11 @@ def case(function):
     return function
 
 
-def launch(program, n_ranks=2, timeout_s=150):
+def launch(program, n_ranks=2, timeout_s=150, is_thorough=False):
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(HERE / program), folder, str(n_ranks)]
-        ranks = [subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True, cwd=HERE) for rank in range(n_ranks)]
+        more = ["thorough"] if is_thorough else []
+        ranks = [subprocess.Popen([*command, str(rank), *more], stderr=subprocess.PIPE, text=True, cwd=HERE) for rank in range(n_ranks)]
         try:
             errors = [process.communicate(timeout=timeout_s)[1] for process in ranks]
         except subprocess.TimeoutExpired:
@@ -49,14 +51,14 @@ def cases_of(program):
     return [after.split("def ")[1].split("(")[0] for line, after in zip(lines, lines[1:]) if line == "@case"]
 
 
-def main():
-    """What a program ends with."""
+def main(timeout_s=30):
+    """What a program ends with. timeout_s: of the group."""
     import torch
     import torch.distributed as dist
     folder, n_ranks, rank = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=n_ranks,
-                            timeout=datetime.timedelta(seconds=30))
+                            timeout=datetime.timedelta(seconds=timeout_s))
     said = {}
     for name, function in CASES.items():
         try:

@@ -9,10 +9,24 @@ from ranks import cases_of, launch
 
 pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="this torch has no gloo")
 PROGRAMS = ("ddp_cases.py", "sharded_cases.py")
+EVERY_CASE = [(program, case) for program in PROGRAMS for case in cases_of(program)]
 
 launched = functools.cache(launch)
 
 
-@pytest.mark.parametrize(("program", "case"), [(program, case) for program in PROGRAMS for case in cases_of(program)])
+@pytest.mark.parametrize(("program", "case"), EVERY_CASE)
 def test_two_ranks(program, case):
     assert launched(program)[case] == ["", ""]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("program", "case"), EVERY_CASE)
+def test_two_ranks_with_every_dial_and_order(program, case):
+    assert launched(program, is_thorough=True)[case] == ["", ""]
+
+
+@pytest.mark.slow
+def test_a_rank_without_memory_hangs_nobody():
+    (said,) = launch("memory_cases.py", timeout_s=60).values()
+    assert "tfg: CPU out of memory" in said[1]
+    assert "Error" in said[0] and "no answer within" not in said[0], said[0]
