@@ -7,7 +7,7 @@ import gc
 import torch
 import torch.distributed as dist
 from bitwise import differences
-from ranks import IS_THOROUGH, case, main
+from ranks import IS_THOROUGH, case
 from small_models import Block, Stack
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -182,7 +182,3 @@ def a_comm_hook_and_a_budget_that_presses():
 def _mean(bucket):
     work = dist.all_reduce(bucket.buffer().div_(2), async_op=True).get_future()
     return work.then(lambda done: done.value()[0])
-
-
-if __name__ == "__main__":
-    main()

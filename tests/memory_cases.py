@@ -2,7 +2,7 @@
 """One rank of two runs out of memory. Run by test_distributed.py."""
 
 import torch.distributed as dist
-from ranks import case, main
+from ranks import case
 from sharded_cases import fsdp2, rows
 from small_models import Stack
 
@@ -17,7 +17,3 @@ def a_rank_that_runs_out_of_memory_leaves_the_others_with_an_error():
     if dist.get_rank() == 1:
         tfg.cpu.set_memory_limit(tfg.cpu.memory_allocated())
     loss.backward()
-
-
-if __name__ == "__main__":
-    main(timeout_s=8)

@@ -8,7 +8,7 @@ import gc
 import torch
 import torch.distributed as dist
 from bitwise import differences
-from ranks import IS_THOROUGH, case, main
+from ranks import IS_THOROUGH, case
 from small_models import Block, Stack
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
@@ -211,7 +211,3 @@ def tensor_parallel_inside_fsdp2():
         return fully_shard(model, mesh=mesh["data"])
 
     return compared(Stack, both, orders=("wrap first",), same_rows=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""Two real processes over gloo: what each rank found, one test per case of each program. A program is launched once."""
+"""Two real processes over gloo: what each rank found, one test per case of each program. The programs share one pair of processes."""
 
 import functools
 
@@ -8,7 +8,7 @@ import torch.distributed as dist
 from ranks import cases_of, launch
 
 pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="this torch has no gloo")
-PROGRAMS = ("ddp_cases.py", "sharded_cases.py")
+PROGRAMS = ("ddp_cases", "sharded_cases")
 EVERY_CASE = [(program, case) for program in PROGRAMS for case in cases_of(program)]
 
 launched = functools.cache(launch)
@@ -16,17 +16,17 @@ launched = functools.cache(launch)
 
 @pytest.mark.parametrize(("program", "case"), EVERY_CASE)
 def test_two_ranks(program, case):
-    assert launched(program)[case] == ["", ""]
+    assert launched(*PROGRAMS)[program, case] == ["", ""]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("program", "case"), EVERY_CASE)
 def test_two_ranks_with_every_dial_and_order(program, case):
-    assert launched(program, is_thorough=True)[case] == ["", ""]
+    assert launched(*PROGRAMS, is_thorough=True)[program, case] == ["", ""]
 
 
 @pytest.mark.slow
 def test_a_rank_without_memory_hangs_nobody():
-    (said,) = launch("memory_cases.py", timeout_s=60).values()
+    (said,) = launch("memory_cases", timeout_s=60, group_timeout_s=8).values()
     assert "tfg: CPU out of memory" in said[1]
     assert "Error" in said[0] and "no answer within" not in said[0], said[0]
