@@ -2,6 +2,7 @@
 """Two real processes over gloo: what each rank found, one test per case of each program. The programs share one pair of processes."""
 
 import functools
+import importlib.util
 
 import pytest
 import torch.distributed as dist
@@ -23,6 +24,13 @@ def test_two_ranks(program, case):
 @pytest.mark.parametrize(("program", "case"), EVERY_CASE)
 def test_two_ranks_with_every_dial_and_order(program, case):
     assert launched(*PROGRAMS, is_thorough=True)[program, case] == ["", ""]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
+@pytest.mark.parametrize("case", cases_of("zero_cases"))
+def test_deepspeed_on_two_ranks(case):
+    assert launched("zero_cases", timeout_s=400)["zero_cases", case] == ["", ""]
 
 
 @pytest.mark.slow
