@@ -4,6 +4,8 @@
 import pytest
 import torch
 
+import tfg
+
 
 @pytest.fixture
 def one_thread():
@@ -12,3 +14,10 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def no_budget_left():
+    """No budget stays in force after the test."""
+    yield
+    tfg.set_budget(None)

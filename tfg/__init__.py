@@ -6,6 +6,7 @@
     tfg.wrap(model, budget="40GiB")     # a ceiling for the device; tfg.set_budget sets one without a model
     tfg.wrap(model, interval=2)         # segments of two blocks, whatever the memory
     with tfg.patch(): ...               # torch.utils.checkpoint's functions are tfg's; python -m tfg run train.py
+    tfg.TrainerCallback(budget="40GiB") # for Transformers' Trainer: Trainer(..., callbacks=[that])
     tfg.freeze(model, fraction=1/3)     # embeddings and the lower third of the blocks stop training
     print(tfg.report(model))            # what was saved, kept, dropped and replayed, per block
 
@@ -77,3 +78,11 @@ __all__ = [
     "unwrap",
     "wrap",
 ]
+
+
+def __getattr__(name):
+    """TrainerCallback, for which Transformers is imported when it is first asked for."""
+    if name == "TrainerCallback":
+        from .trainer_callback import TrainerCallback
+        return TrainerCallback
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -58,7 +58,7 @@ def live_bytes():
     return 0
 
 
-peak_bytes = live_bytes
+peak_bytes = take_recent_peak = live_bytes
 
 
 def reset_peak():

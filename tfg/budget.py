@@ -239,7 +239,9 @@ def _unwrapped(tensor):
         yield tensor
         return
     for name in tensor.__tensor_flatten__()[0]:
-        yield from _unwrapped(getattr(tensor, name))
+        inner = getattr(tensor, name)
+        if isinstance(inner, torch.Tensor):  # a DTensor names its mesh too
+            yield from _unwrapped(inner)
 
 
 def _is_counted(tensor):

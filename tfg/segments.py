@@ -18,7 +18,7 @@ import threading
 
 from torch import Tensor, is_grad_enabled
 
-from . import budget
+from . import budget, neighbours
 from ._engine import C
 
 DYNAMIC = "dynamic"
@@ -80,17 +80,19 @@ class BlockState:
     positions  where the block stands in its stack, ascending; several for a shared one
     order      how many blocks of the model come before it
     replaced   a forward that was set on the instance before wrap, or None
+    is_off     the model's own switch says that this block is not checkpointed (see takeover): it runs plainly
     """
 
-    __slots__ = ("dial", "key", "name", "order", "policy", "positions", "replaced", "stack")
+    __slots__ = ("dial", "is_off", "key", "name", "order", "policy", "positions", "replaced", "stack")
 
-    def __init__(self, stack, positions, order, name, policy, dial, replaced=None):
+    def __init__(self, stack, positions, order, name, policy, dial, replaced=None, is_off=False):
         self.stack, self.positions, self.order, self.name = stack, positions, order, name
-        self.policy, self.dial, self.replaced = policy, dial, replaced
+        self.policy, self.dial, self.replaced, self.is_off = policy, dial, replaced, is_off
         self.key = C.new_key(name)
 
     def __reduce__(self):
-        return BlockState, (self.stack, self.positions, self.order, self.name, self.policy, self.dial, self.replaced)
+        return BlockState, (self.stack, self.positions, self.order, self.name, self.policy, self.dial, self.replaced,
+                            self.is_off)
 
     @property
     def label(self):
@@ -104,6 +106,8 @@ class BlockState:
         """
         if self.order == 0:
             budget.notice()
+        if self.is_off or neighbours.is_inside_stock(self.name):
+            return function(*args, **kwargs)
         trust = C.TRUST_PARAMETERS if "_is_fsdp_managed_module" in block.__dict__ else 0
         if self.policy == "budget":
             return C.run(C.KEEP | trust, self.key, function, args, kwargs)

@@ -19,12 +19,15 @@ _wrapped_classes = weakref.WeakValueDictionary()  # original class -> its subcla
 class Wrapped:
     """Mixed in first. Keeps the original's __init_subclass__ from seeing our class, but not the classes made from it.
 
+    Transformers' layers are the exception: from 5.23 theirs is what sets caches to None where gradient checkpointing is on.
     No __slots__: an instance can change to a class whose layout is the same only.
     """
 
     def __init_subclass__(cls, **kwargs):
         if "_tfg_base" not in vars(cls):
             super().__init_subclass__(**kwargs)
+        elif (layer := _transformers_layer(cls)) is not None:
+            layer.__init_subclass__.__func__(cls)
 
     def __reduce_ex__(self, protocol):
         parts = super().__reduce_ex__(protocol)
@@ -35,6 +38,14 @@ class Wrapped:
         base = cls._tfg_base
         args = tuple(base if arg is cls else arg for arg in args)
         return (_restore, (base, base if make is cls else make, args), *rest)
+
+
+def _transformers_layer(cls):
+    """The GradientCheckpointingLayer that `cls` is made from, where it has an __init_subclass__ of its own; None otherwise."""
+    for base in cls.__mro__:
+        if base.__name__ == "GradientCheckpointingLayer" and "__init_subclass__" in vars(base):
+            return base
+    return None
 
 
 def _restore(base, make, args):

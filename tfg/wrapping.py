@@ -9,6 +9,7 @@
 """
 
 from . import budget as budgets
+from . import neighbours, takeover
 from ._engine import is_disabled, log
 from .blocks import find_stacks, n_blocks
 from .interval import check_count
@@ -33,16 +34,18 @@ def wrap(model, *, budget=None, interval=None, every_n_layers=None, blocks=None,
 
     Called again it reconfigures; a forward whose backward is still to come is not disturbed.
     No parameter name changes, the last block is not exempted, copies of the model are wrapped with a state of their own, and
-    torch.compile sees the plain model. Transformers' own gradient checkpointing is off in wrapped blocks. Blocks that FSDP
-    manages are segments of their own, whatever the interval.
+    torch.compile sees the plain model. Blocks that FSDP manages are segments of their own, whatever the interval.
+    Transformers' own switch (gradient_checkpointing_enable, Trainer, PEFT, TRL) leads here: on changes nothing but what it
+    says of caches, every_n_layers leaves layers out, off means plain until it is on again.
     ValueError for a bad count, both dials, a pattern without a match, a model without blocks, a budget that is not one, is
-    below the model's own parameters and buffers, or differs from what another wrapped model asked for; TypeError for anything
-    that is not a module.
+    below the model's own parameters and buffers, or differs from what another wrapped model asked for, and where another
+    library already checkpoints or offloads the blocks; TypeError for anything that is not a module.
     """
     policy, dial = _settings(interval, every_n_layers)
     if is_disabled:
         return model
     stacks = find_stacks(model, blocks)
+    neighbours.check(model)
     if isinstance(dial, int):
         dial = _clamp(policy, dial, stacks)
     is_implied = budget is None and (policy == "budget" or dial == DYNAMIC)
@@ -52,6 +55,7 @@ def wrap(model, *, budget=None, interval=None, every_n_layers=None, blocks=None,
         budgets.release(model)
     _take_off_all(model)
     n_wrapped = _wrap_stacks(stacks, policy, dial, keeps_others=budget is not None or dial == DYNAMIC)
+    takeover.take_over(model, stacks)
     log.info("wrap: %s, %s, %d regions", _describe(stacks), policy if dial is None else f"{policy}={dial}", n_wrapped)
     return model
 
@@ -63,6 +67,7 @@ def unwrap(model):
     A block that FSDP or a parametrization has subclassed since keeps its class, whose forward then passes straight through.
     """
     _take_off_all(model)
+    takeover.give_back(model)
     budgets.release(model)
     return model
 

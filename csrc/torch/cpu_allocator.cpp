@@ -21,7 +21,7 @@ namespace tfg {
 
 namespace {
 
-std::atomic<int64_t> live{0}, peak{0}, limit{INT64_MAX};
+std::atomic<int64_t> live{0}, peak{0}, recent_peak{0}, limit{INT64_MAX};
 std::atomic<int64_t> budget{INT64_MAX}, base{0}; // INT64_MAX: none
 std::atomic<bool> is_strict{false};
 std::atomic<int64_t> n_over{0}, needed{0};
@@ -72,6 +72,7 @@ bool raise_to(std::atomic<int64_t> &most, int64_t value) {
 }
 
 void note_live(int64_t now) {
+    raise_to(recent_peak, now);
     if (raise_to(peak, now)) note_peak(now);
 }
 
@@ -175,6 +176,7 @@ bool install_cpu_allocator() {
 bool is_cpu_allocator_installed() { return is_installed; }
 int64_t cpu_live_bytes() { return live.load(); }
 int64_t cpu_peak_bytes() { return peak.load(); }
+int64_t take_cpu_recent_peak() { return recent_peak.exchange(live.load()); }
 void reset_cpu_peak() {
     peak = live.load();
     forget_peak();

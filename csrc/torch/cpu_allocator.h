@@ -27,6 +27,7 @@ bool is_counted(const c10::StorageImpl &storage); // did this allocator hand it 
 int64_t cpu_live_bytes();
 int64_t cpu_peak_bytes();
 void reset_cpu_peak();
+int64_t take_cpu_recent_peak(); // the most that was live since it was last taken, whoever resets the other
 void set_cpu_limit(int64_t limit_bytes); // negative: none
 
 struct Budget {

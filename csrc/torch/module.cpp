@@ -160,6 +160,7 @@ void add_memory(py::module_ &m) {
     m.def("live_bytes", &cpu_live_bytes);
     m.def("peak_bytes", &cpu_peak_bytes);
     m.def("reset_peak", &reset_cpu_peak);
+    m.def("take_recent_peak", &take_cpu_recent_peak);
     m.def("set_limit", &set_cpu_limit);
     m.def("set_budget", [](int64_t bytes, bool is_strict, int64_t base_bytes) { set_cpu_budget({bytes, base_bytes, is_strict}); },
           py::arg("bytes"), py::arg("is_strict"), py::arg("base_bytes") = 0);
