@@ -23,9 +23,9 @@ from torch.utils.cpp_extension import BuildExtension, CppExtension  # noqa: E402
 CSRC = ROOT / "csrc"
 CORE_SOURCES = [
     f"csrc/core/{name}.c"
-    for name in ("status", "tape", "closure", "keep", "ledger", "putback", "cut", "chain", "plan", "interval")
+    for name in ("status", "tape", "closure", "keep", "ledger", "putback", "cut", "chain", "plan", "interval", "clip")
 ]
-CPU_SOURCES = ["csrc/cpu/fingerprint.c"]
+CPU_SOURCES = ["csrc/cpu/fingerprint.c", "csrc/cpu/clip_loops.c"]
 TORCH_SOURCES = [
     f"csrc/torch/{name}.cpp"
     for name in (
@@ -49,6 +49,7 @@ TORCH_SOURCES = [
         "peak",
         "policy",
         "stats",
+        "clipping",
     )
 ]
 HEADERS = sorted(str(path.relative_to(ROOT)) for path in CSRC.rglob("*.h"))
@@ -56,6 +57,8 @@ HEADERS = sorted(str(path.relative_to(ROOT)) for path in CSRC.rglob("*.h"))
 DEBUG = ["-g", "-DTFG_DEBUG=1"] if os.environ.get("TFG_DEBUG") == "1" else ["-g0"]
 FLAGS = ["-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", *DEBUG]
 CXX_FLAGS = ["-std=c++20", *FLAGS, "-Wno-unused-parameter", "-Wno-missing-field-initializers"]
+# at::parallel_for is a template: without the flag it runs on one thread. Not for the linker: torch brings the library.
+CXX_FLAGS += ["-fopenmp"] if sys.platform.startswith("linux") else []
 
 
 def use_packaged_ninja():
@@ -88,7 +91,7 @@ class BuildExt(BuildExtension):
 core = {
     "sources": CORE_SOURCES + CPU_SOURCES,
     "include_dirs": [str(CSRC)],
-    "cflags": ["-std=c11", *FLAGS],
+    "cflags": ["-std=c11", "-ffp-contract=off", *FLAGS],  # sums are to have the same bits everywhere
     "obj_deps": {"": HEADERS},
 }
 binary = CppExtension(
