@@ -16,6 +16,7 @@
 #define TFG_CUDA_LAUNCH_H
 
 #include "core/clip.h"
+#include "core/staging.h"
 #include "core/status.h"
 
 #ifdef __cplusplus
@@ -36,6 +37,21 @@ TFG_CHECKED tfg_status tfg_cuda_clip_finish(tfg_clip_norm norm, const double *pa
 /* Reads the coefficient on the device. Where it is 1, no element is read or written. */
 TFG_CHECKED tfg_status tfg_cuda_clip_scale(const double *coefficient, const tfg_clip_tensor *tensors, int64_t n_tensors,
                                            tfg_cuda_stream stream, tfg_error *err);
+
+/* core/digest.h's fingerprint; out: two words. 0 <= size_bytes <= 2^47. */
+TFG_CHECKED tfg_status tfg_cuda_digest(const void *bytes, int64_t size_bytes, uint64_t *out, tfg_cuda_stream stream, tfg_error *err);
+
+/* 0 <= n_elems <= 2^42. */
+TFG_CHECKED tfg_status tfg_cuda_bits_pack(const uint8_t *bytes, int64_t n_elems, uint8_t *packed, int32_t *is_odd,
+                                          tfg_cuda_stream stream, tfg_error *err);
+TFG_CHECKED tfg_status tfg_cuda_bits_unpack(const uint8_t *packed, int64_t n_elems, uint8_t *bytes, tfg_cuda_stream stream,
+                                            tfg_error *err);
+
+/* views: laid by tfg_staging_lay; buffer: device memory, or host memory that the device can reach. */
+TFG_CHECKED tfg_status tfg_cuda_staging_gather(const tfg_staging_view *views, int64_t n_views, void *buffer, tfg_cuda_stream stream,
+                                               tfg_error *err);
+TFG_CHECKED tfg_status tfg_cuda_staging_scatter(const tfg_staging_view *views, int64_t n_views, const void *buffer,
+                                                tfg_cuda_stream stream, tfg_error *err);
 
 #ifdef __cplusplus
 }
