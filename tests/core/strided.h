@@ -36,7 +36,8 @@ static inline strided strided_random(random_source *random, int32_t longest) {
     for (int32_t i = made.n_dims - 1; i >= 0; i--) {
         const int64_t size = 1 + random_below(random, longest);
         const int64_t step = 1 + random_one_in(random, 4);
-        const int64_t size_kept = random_one_in(random, 3) ? (size + step - 1) / step : size / step + (size < step);
+        const int64_t all = (size + step - 1) / step;
+        const int64_t size_kept = random_one_in(random, 3) ? 1 + random_below(random, (int32_t)all) : all;
         made.sizes[i] = random_one_in(random, 40) ? 0 : size_kept;
         made.strides[i] = whole * step;
         last += (size_kept - 1) * whole * step;

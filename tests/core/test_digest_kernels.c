@@ -74,6 +74,24 @@ static void test_places_and_signs_are_seen(void) {
     free(words);
 }
 
+/* In a single row the lanes' states change places as the words do: then only the place tells. */
+static void test_places_are_seen_in_a_single_row(void) {
+    uint64_t words[TFG_DIGEST_LANES];
+    uint64_t before[2];
+    uint64_t after[2];
+    fill((unsigned char *)words, sizeof words);
+    tfg_cpu_digest(words, sizeof words, before);
+    for (int i = 1; i < TFG_DIGEST_LANES; i += 5) {
+        const uint64_t first = words[0];
+        words[0] = words[i];
+        words[i] = first;
+        tfg_cpu_digest(words, sizeof words, after);
+        CHECK(before[0] != after[0] && before[1] != after[1]);
+        words[i] = words[0];
+        words[0] = first;
+    }
+}
+
 static void test_length_is_seen_even_of_zeros(void) {
     enum { N_SIZES = 300 };
     const unsigned char zeros[N_SIZES] = {0};
@@ -99,6 +117,7 @@ int main(int argc, char **argv) {
     RUN_IN_EVERY_ORDER(test_kernel_matches_the_loop);
     RUN(test_every_bit_is_seen_in_both_halves);
     RUN(test_places_and_signs_are_seen);
+    RUN(test_places_are_seen_in_a_single_row);
     RUN(test_length_is_seen_even_of_zeros);
     RUN(test_sizes_that_no_grid_holds_are_refused);
     return check_finish();
