@@ -8,6 +8,7 @@
     with tfg.patch(): ...               # torch.utils.checkpoint's functions are tfg's; python -m tfg run train.py
     tfg.TrainerCallback(budget="40GiB") # for Transformers' Trainer: Trainer(..., callbacks=[that])
     tfg.freeze(model, fraction=1/3)     # embeddings and the lower third of the blocks stop training
+    tfg.clip_grad_norm_(model.parameters(), 1.0)  # torch's function, in one pass over all gradients
     print(tfg.report(model))            # what was saved, kept, dropped and replayed, per block
 
 Environment, read once at import:
@@ -41,6 +42,7 @@ from . import cpu
 from ._engine import Error, mutated
 from .budget import set_budget
 from .checkpoint import checkpoint, checkpoint_sequential
+from .clipping import clip_grad_norm_
 from .engines import engine
 from .freezing import freeze
 from .interval import dynamic_interval
@@ -60,6 +62,7 @@ __all__ = [
     "check_backward_validity",
     "checkpoint",
     "checkpoint_sequential",
+    "clip_grad_norm_",
     "cpu",
     "create_selective_checkpoint_contexts",
     "detach_variable",

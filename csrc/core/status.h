@@ -25,7 +25,9 @@ extern "C" {
     ROW(2, TFG_ERR_ARGUMENT, "an argument is outside its range")                   \
     ROW(3, TFG_ERR_UNREACHABLE, "a wanted value can be neither found nor made")    \
     ROW(4, TFG_ERR_BROKEN, "a law of the structure does not hold")                 \
-    ROW(5, TFG_ERR_FULL, "more entries than a 32-bit index can name")
+    ROW(5, TFG_ERR_FULL, "more entries than a 32-bit index can name")              \
+    ROW(6, TFG_ERR_UNSUPPORTED, "nothing here knows how to do this")               \
+    ROW(7, TFG_ERR_CUDA, "the CUDA runtime refused")
 
 typedef enum tfg_status {
 #define TFG_STATUS_ROW(code, name, sentence) name = code,
@@ -39,6 +41,13 @@ typedef enum tfg_status {
 #else
 #define TFG_CHECKED
 #define TFG_PRINTF(fmt, args)
+#endif
+
+/* A function that kernels on a device may call too. */
+#if defined(__CUDACC__)
+#define TFG_ANYWHERE __host__ __device__
+#else
+#define TFG_ANYWHERE
 #endif
 
 /* Words beside a status. May be NULL wherever it is asked for. */

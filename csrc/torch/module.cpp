@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "clipping.h"
 #include "core/interval.h"
 #include "cpu_allocator.h"
 #include "error.h"
@@ -207,6 +208,14 @@ void add_memory(py::module_ &m) {
     m.def("fail_allocation", &fail_cpu_allocation, py::arg("k"), py::arg("is_lasting") = false);
 }
 
+// The norm, or None where torch's function is to do it: see clipping.h.
+std::optional<at::Tensor> clip(const py::list &gradients, double norm_type, double max_norm, bool is_strict) {
+    if (norm_type == 2.0) return clip_gradients(gradients.ptr(), TFG_CLIP_SQUARES, max_norm, is_strict);
+    if (norm_type == 1.0) return clip_gradients(gradients.ptr(), TFG_CLIP_SIZES, max_norm, is_strict);
+    if (norm_type == std::numeric_limits<double>::infinity()) return clip_gradients(gradients.ptr(), TFG_CLIP_LARGEST, max_norm, is_strict);
+    return std::nullopt;
+}
+
 void add_tape(py::module_ &m) {
     py::class_<PyTape>(m, "Tape")
         .def(py::init<>())
@@ -254,6 +263,8 @@ PYBIND11_MODULE(_C, m) {
     m.def("set_enabled", [](bool enabled) { is_enabled = enabled; });
     m.def("set_stress", [](bool drop, bool verify) { stress() = {drop, verify}; });
     m.def("dynamic_interval", &dynamic_interval);
+    m.def("clip", &clip);
+    m.def("has_cuda_kernels", &has_cuda_kernels);
     m.attr("BY_BUDGET") = static_cast<int>(BY_BUDGET);
     m.attr("LET_GO") = static_cast<int>(LET_GO);
     m.attr("KEEP") = static_cast<int>(KEEP);

@@ -11,6 +11,8 @@ static void test_status_numbers_are_stable(void) {
     CHECK_EQ(TFG_ERR_UNREACHABLE, 3);
     CHECK_EQ(TFG_ERR_BROKEN, 4);
     CHECK_EQ(TFG_ERR_FULL, 5);
+    CHECK_EQ(TFG_ERR_UNSUPPORTED, 6);
+    CHECK_EQ(TFG_ERR_CUDA, 7);
 }
 
 static void test_status_has_a_name_and_a_sentence_per_row(void) {
@@ -19,7 +21,7 @@ static void test_status_has_a_name_and_a_sentence_per_row(void) {
     CHECK(strcmp(tfg_status_sentence(name), sentence) == 0);
     TFG_STATUS_TABLE(ROW)
 #undef ROW
-    const tfg_status unknown = (tfg_status)6;
+    const tfg_status unknown = (tfg_status)8;
     CHECK(strcmp(tfg_status_name(unknown), "unknown status") == 0);
     CHECK(strcmp(tfg_status_sentence(unknown), "unknown status") == 0);
 }
