@@ -348,3 +348,10 @@ def test_a_script_runs_under_tfg(tmp_path):
     assert done.stdout.strip() == "['--lr', '0.1'] 1 tfg.checkpoint" and done.returncode == 3, done.stderr
     done = subprocess.run([sys.executable, "-m", "tfg", "run", str(tmp_path / "none.py")], capture_output=True, text=True)
     assert "is not a file" in done.stderr and done.returncode != 0
+
+
+def test_the_segments_of_checkpoint_sequential_are_call_sites_of_their_own():
+    layers = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh()) for _ in range(4)))
+    tfg.checkpoint_sequential(layers, 4, torch.randn(2, 4)).sum().backward()
+    rows = {row["name"]: row["regions"] for row in tfg.report(layers)["blocks"]}
+    assert rows == {"0": 1, "1": 1, "2": 1}  # the last segment is not checkpointed

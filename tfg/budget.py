@@ -415,7 +415,7 @@ def _check_device(device, model):
     except RuntimeError:
         raise ValueError(f"budget: {device!r} is not a device; 'cpu' is") from None
     if kind != "cpu":
-        raise NotImplementedError(f"budget: device '{device}' is not supported yet: only 'cpu' is; GPUs come with part 4 of the work")
+        raise NotImplementedError(f"budget: device '{device}' has no budgets yet: only 'cpu' has")
 
 
 def _device_of(model):

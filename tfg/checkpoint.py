@@ -138,17 +138,23 @@ def checkpoint_sequential(functions, segments, input, use_reentrant=None, **kwar
     end = 0
     for start in range(0, length * (segments - 1), length):
         end = start + length
-        input = checkpoint(_in_turn(functions[start:end]), input, use_reentrant=use_reentrant, preserve_rng_state=preserve_rng_state)
-    return _in_turn(functions[end:])(input)
+        input = checkpoint(_Run(functions[start:end]), input, use_reentrant=use_reentrant, preserve_rng_state=preserve_rng_state)
+    return _Run(functions[end:])(input)
 
 
-def _in_turn(functions):
-    def run(value):
-        for function in functions:
+class _Run:
+    """Functions called in turn, one tensor in and one out. As a call site it is known by the first: no two segments of a model share
+    what has been proven of one."""
+
+    __slots__ = ("functions",)
+
+    def __init__(self, functions):
+        self.functions = functions
+
+    def __call__(self, value):
+        for function in self.functions:
             value = function(value)
         return value
-
-    return run
 
 
 def _key(function):
@@ -158,6 +164,8 @@ def _key(function):
         return entry[0] if entry else _new_site(function.__code__, function.__qualname__)
     if isinstance(function, nn.Module):
         return _module_key(function)
+    if type(function) is _Run:
+        return _key(function.functions[0])
     if isinstance(function, functools.partial):
         owner = function.args[0] if function.args and isinstance(function.args[0], nn.Module) else function.func
         return _key(owner)
